@@ -12,6 +12,7 @@ struct Settings {
     float loss_scale;
     float factored;  // 1 - beta^t, of the decoder's beta
     float decay;     // factor of every weight decay
+    float average;   // what the weights count for in their average
     float corrections[GROUPS][2];  // of each group's rule: of AdamW 1 - beta1^t, 1 - beta2^t
 };
 
@@ -20,8 +21,9 @@ struct Results {
     float squared_norm;
 };
 
-static_assert(sizeof(Settings) == 60 && sizeof(Results) == 8, "regions of fifteen and of two f32");
+static_assert(sizeof(Settings) == 64 && sizeof(Results) == 8, "regions of sixteen and of two f32");
 static_assert(offsetof(Settings, learning_rate) == 0 && offsetof(Settings, clip) == 4, "in core's order");
 static_assert(offsetof(Settings, loss_scale) == 8 && offsetof(Settings, factored) == 12, "in core's order");
-static_assert(offsetof(Settings, decay) == 16 && offsetof(Settings, corrections) == 20, "in core's order");
+static_assert(offsetof(Settings, decay) == 16 && offsetof(Settings, average) == 20, "in core's order");
+static_assert(offsetof(Settings, corrections) == 24, "in core's order");
 static_assert(offsetof(Results, loss) == 0 && offsetof(Results, squared_norm) == 4, "in core's order");

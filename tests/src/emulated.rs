@@ -9,6 +9,7 @@ use capful_core::image::{Decoder, Described, ImageOf, Unknown};
 use capful_core::vocab::bpe::Node;
 use capful_core::vocab::{FINGERPRINT, fingerprint};
 use capful_host::plan::Sections;
+use capful_host::run::checkpoint::Weights;
 use capful_host::run::directory::{self, Trained};
 
 /// A board: its chip, QEMU's name of it, and where memory of some megabytes is.
@@ -113,7 +114,7 @@ pub fn said_by_the_run(
     let config = directory::read_config(dir).unwrap().on(Some("reference".to_owned())).unwrap();
     let config = config.in_integers(integer).unwrap();
     let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
-    let Trained { mut session, tokenizer } = Trained::load(dir, &config, &sections).unwrap();
+    let Trained { mut session, tokenizer } = Trained::load(dir, Weights::Last, &config, &sections).unwrap();
     let mut ids: Vec<u32> = tokenizer.bos().into_iter().collect();
     tokenizer.encode(prompt, &mut ids).unwrap();
     let (begun, mut checksum, mut fed) = (ids.len(), FINGERPRINT, 0);

@@ -171,6 +171,15 @@ impl<'a> View<'a> {
         cast_mut(self.region, self.bytes_mut()?)
     }
 
+    /// The elements as bits of bf16.
+    ///
+    /// # Errors
+    /// As [`View::f32`].
+    pub fn bf16(&self) -> Result<&[u16], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::Bf16, "bf16")?;
+        cast(self.region, self.bytes())
+    }
+
     /// The elements as bits of bf16, to write.
     ///
     /// # Errors
@@ -178,6 +187,15 @@ impl<'a> View<'a> {
     pub fn bf16_mut(&mut self) -> Result<&mut [u16], ArenaError> {
         self.expect(|dtype| dtype == Dtype::Bf16, "bf16")?;
         cast_mut(self.region, self.bytes_mut()?)
+    }
+
+    /// The elements as what bf16 lack.
+    ///
+    /// # Errors
+    /// As [`View::f32`].
+    pub fn remainders(&self) -> Result<&[i16], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::Remainder, "remainder")?;
+        cast(self.region, self.bytes())
     }
 
     /// The elements as what bf16 lack, to write.

@@ -17,6 +17,8 @@ pub enum Role {
     Gradient,
     /// An optimizer moment.
     Moment,
+    /// The average of a parameter over steps.
+    Average,
     /// What else a step leaves for the next one, and a checkpoint for the run that goes on.
     State,
     /// A table made once at start-up and only read afterwards.
@@ -40,6 +42,7 @@ impl Role {
             Role::Master => "master",
             Role::Gradient => "gradient",
             Role::Moment => "moment",
+            Role::Average => "average",
             Role::State => "state",
             Role::Constant => "constant",
             Role::Control => "control",

@@ -4,10 +4,11 @@ use super::family::{Capability, Family, MicroBatch, ModelError};
 use crate::device::OperationError;
 use crate::optimizer::{Group, Updater};
 
-/// Refuses a step in which parameters do not learn whose gradients `family` always forms.
-pub(super) fn check_frozen(family: &impl Family, updater: &Updater) -> Result<(), OperationError> {
-    let frozen = Group::ALL.into_iter().filter(|group| updater.freezes(*group));
-    let why = frozen.filter_map(|group| family.lacks(Capability::Frozen(group))).next();
+/// Refuses a step in which parameters do not learn whose gradients `family` always forms, and averages that it has not.
+pub(super) fn check_updater(family: &impl Family, updater: &Updater) -> Result<(), OperationError> {
+    let frozen = Group::ALL.into_iter().filter(|group| updater.freezes(*group)).map(Capability::Frozen);
+    let wanted = frozen.chain(updater.averages().then_some(Capability::Averages));
+    let why = wanted.filter_map(|capability| family.lacks(capability)).next();
     why.map_or(Ok(()), |why| Err(OperationError::Unsupported(why)))
 }
 

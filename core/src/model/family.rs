@@ -47,6 +47,8 @@ pub enum Capability {
     Integers,
     /// Parameters of this group that do not learn: [`Rule::Frozen`](crate::optimizer::Rule::Frozen).
     Frozen(Group),
+    /// Averages of the parameters over steps.
+    Averages,
 }
 
 /// The shape of a micro-batch and what decides its memory.
@@ -468,6 +470,13 @@ pub trait Family: Parameters {
         lasting: &Self::Lasting,
         room: Option<&Room>,
     ) -> Result<(), OperationError>;
+
+    /// Exchanges the parameters with their averages, where the optimizer keeps them: twice is nothing. What a step leaves
+    /// besides stays.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    fn exchange(&self, device: &mut dyn Device, lasting: &Self::Lasting) -> Result<(), OperationError>;
 
     /// The loss of one batch, without gradients.
     ///

@@ -36,7 +36,7 @@ impl<const WORDS: usize> Bench<WORDS> {
     }
 
     pub fn settings(&mut self, settings: Settings) -> Region {
-        self.values([1, 1, 1, Settings::LEN as u32], &<[f32; 15]>::from(settings))
+        self.values([1, 1, 1, Settings::LEN as u32], &<[f32; 16]>::from(settings))
     }
 
     pub fn results(&mut self, results: Results) -> Region {

@@ -62,6 +62,11 @@ impl Updater {
         !self.optimizer.of(group).rule.learns()
     }
 
+    /// Whether it keeps averages of what it moves.
+    pub const fn averages(&self) -> bool {
+        self.optimizer.averages()
+    }
+
     /// Whether the gradients of a micro-batch are added to those before it, which is not the step's first unless `first`.
     pub fn accumulates(&self, first: bool) -> bool {
         !first && !matches!(&self.kept, Kept::Shared(shared) if shared.ranks().each())
@@ -96,7 +101,7 @@ impl Updater {
         }
     }
 
-    /// Clips by the global norm, then moves every range, those of whole matrices in `room`. A rank adds up the gradients of all
+    /// Clips by the global norm, then moves every range, those of whole matrices in `room`, and averages what it moved. A rank adds up the gradients of all
     /// before, unless that is done, and moves its part, which it gives to the others.
     ///
     /// # Errors
@@ -110,6 +115,18 @@ impl Updater {
         match &self.kept {
             Kept::Whole(whole) => whole.update(device, control, &self.optimizer, room),
             Kept::Shared(shared) => shared.update(device, control, &self.optimizer, room),
+        }
+    }
+
+    /// Exchanges the parameters with their averages, where there are any: twice is nothing. A rank gives what it has of them
+    /// to the others.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    pub fn exchange(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        match &self.kept {
+            Kept::Whole(whole) => whole.exchange(device),
+            Kept::Shared(shared) => shared.exchange_averages(device),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A family lists its parameters, each with its [`Group`] and with how it [`Learns`]. An [`Optimizer`] has a [`Rule`] and
 //! settings for each group. A rule is a file here, which says what it keeps of a parameter and which operation moves it,
-//! and a word in the list of rules below: families, plans, checkpoints and ranks know none.
+//! and a word in the list of rules below: families, plans, checkpoints and ranks know none. Where it [averages](Optimizer::averages), an update ends with the averages of what it moved.
 
 mod adamw;
 mod factored;
@@ -29,7 +29,7 @@ pub use sgd::Sgd;
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::model::{Control, Parameter};
-use crate::ops::Moved;
+use crate::ops::{Average, Exchange, Moved};
 use rule::{Update, rules};
 
 rules! {
@@ -123,9 +123,38 @@ struct Rows {
     states: [Region; STATES],
 }
 
-/// A recipe for every group.
+/// The same rows of parameters and of their averages.
+#[derive(Clone, Copy)]
+struct Averaged {
+    weight: Region,
+    /// What weights in bf16 lack of their masters.
+    remainder: Option<Region>,
+    average: Region,
+}
+
+impl Averaged {
+    /// Averages them.
+    #[inline(never)]
+    fn average(self, device: &mut dyn Device, control: &Control) -> Result<(), OperationError> {
+        let Averaged { weight, remainder, average } = self;
+        let Control { settings, results, .. } = *control;
+        device.emit(Average { weight, remainder, average, settings, results })
+    }
+
+    /// Exchanges both.
+    #[inline(never)]
+    fn exchange(self, device: &mut dyn Device) -> Result<(), OperationError> {
+        let Averaged { weight, remainder, average } = self;
+        device.emit(Exchange { weight, remainder, average })
+    }
+}
+
+/// A recipe for every group, and whether the parameters that they move are averaged.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Optimizer([Recipe; Group::COUNT]);
+pub struct Optimizer {
+    recipes: [Recipe; Group::COUNT],
+    averages: bool,
+}
 
 impl Optimizer {
     /// Whether a parameter is moved as whole matrices.
@@ -143,7 +172,7 @@ impl Optimizer {
             }
             i += 1;
         }
-        Optimizer(recipes)
+        Optimizer { recipes, averages: false }
     }
 
     /// AdamW for all.
@@ -154,13 +183,24 @@ impl Optimizer {
     /// The same with another recipe for `group`.
     #[must_use]
     pub const fn with(mut self, group: Group, recipe: Recipe) -> Optimizer {
-        self.0[group.index()] = recipe;
+        self.recipes[group.index()] = recipe;
         self
+    }
+
+    /// The same, which keeps an average of every parameter that learns where it `averages`.
+    #[must_use]
+    pub const fn averaging(self, averages: bool) -> Optimizer {
+        Optimizer { averages, ..self }
+    }
+
+    /// Whether it keeps averages.
+    pub const fn averages(&self) -> bool {
+        self.averages
     }
 
     /// The recipe of `group`.
     pub const fn of(&self, group: Group) -> &Recipe {
-        &self.0[group.index()]
+        &self.recipes[group.index()]
     }
 
     /// Whether a parameter has a gradient, by which its rule moves it at the end of a step.

@@ -21,7 +21,7 @@
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::matrices::{self, Matrices, Place, Stack};
 use super::rule::STATES;
-use super::{Group, Learns, Optimizer, Room, Rows};
+use super::{Averaged, Group, Learns, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{
     Dtype, Layers, Layout, Ledger, Part, Region, Role, Section, Sections, Share, Sharing, Slot, Space, Stacked, Window,
@@ -179,6 +179,9 @@ impl Table {
     }
 }
 
+/// Takes a rank's part of a range, with its averages where there are any.
+type Visit<'v> = &'v mut dyn FnMut(&Range, Rows, Option<Averaged>) -> Result<(), OperationError>;
+
 /// Names of a rank's share of a table: of what lies before the layers, of the layers, of what lies behind them.
 type Names = [&'static str; 3];
 
@@ -206,6 +209,7 @@ pub struct Shared {
     masters: Option<Table>,
     /// As many as the rules keep.
     states: [Table; STATES],
+    averages: Option<Table>,
     /// [1, ranks, rows, 128]: pieces of gradients on their way.
     incoming: Option<Region>,
     /// Where the squared norms of pieces lie. A place and no region, because a chip that learns has this on its stack.
@@ -266,6 +270,7 @@ pub(super) fn lay<M: Parameters>(
         sums: None,
         masters: None,
         states: [gradients; STATES],
+        averages: None,
         incoming: None,
         norms: 0,
         refused,
@@ -286,7 +291,12 @@ pub(super) fn lay<M: Parameters>(
         let slot = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, Dtype::F32));
         *state = share(names, (Role::Moment, Dtype::F32), &slot);
     }
-    (shared.masters, shared.states) = (masters, states);
+    let averages = optimizer.averages().then(|| {
+        let names = ["before.share of averages", "layers.share of averages", "behind.share of averages"];
+        let slot = |p: &Parameter| Some(p.slot("average.", Role::Average, Dtype::F32));
+        share(&names, (Role::Average, Dtype::F32), &slot)
+    });
+    (shared.masters, shared.states, shared.averages) = (masters, states, averages);
     let updater = Updater { optimizer: *optimizer, kept: Kept::Shared(shared) };
     (own, Some(Learning { gradients: formed, updater }))
 }
@@ -478,7 +488,7 @@ impl Shared {
     }
 
     /// Adds up the gradients of all ranks unless that is done, clips by their global norm, moves this rank's part of every
-    /// range and gives it to the others.
+    /// range, averages it and gives it to the others.
     ///
     /// # Errors
     /// What the device could not do; a model that ranks do not share.
@@ -497,9 +507,31 @@ impl Shared {
             self.reduce(device, control, false)?;
         }
         self.norm(device, control.results)?;
+        self.each(&mut |range, of, _| match range.matrices {
+            None => optimizer.emit(device, control, range.group, of),
+            Some(_) => Ok(()),
+        })?;
+        let places: heapless::Vec<Place, RANGES> = self.ranges.iter().flatten().filter_map(|r| self.place(r)).collect();
+        matrices::update(device, control, optimizer, &places, room)?;
+        self.each(&mut |_, _, averaged| averaged.map_or(Ok(()), |averaged| averaged.average(device, control)))?;
+        self.gather(device)
+    }
+
+    /// Exchanges this rank's part of the weights with its averages, and gives it to the others.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    #[inline(never)]
+    pub(super) fn exchange_averages(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        self.each(&mut |_, _, averaged| averaged.map_or(Ok(()), |averaged| averaged.exchange(device)))?;
+        self.gather(device)
+    }
+
+    /// Shows this rank's part of every range of every section.
+    fn each(&self, visit: Visit<'_>) -> Result<(), OperationError> {
         for section in self.sections.all() {
             let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
-            for range in self.ranges(section).filter(|range| range.matrices.is_none()) {
+            for range in self.ranges(section) {
                 let own = share.own(range.first, range.rows);
                 let (first, rows) = (range.first + own.start, own.len() as u32);
                 if rows == 0 {
@@ -512,11 +544,16 @@ impl Shared {
                     gradient: self.sum(section, first - begins, rows),
                     states: self.states.map(here),
                 };
-                optimizer.emit(device, control, range.group, of)?;
+                let averages = self.averages.map(here);
+                let Rows { weight, remainder, .. } = of;
+                visit(range, of, averages.map(|average| Averaged { weight, remainder, average }))?;
             }
         }
-        let places: heapless::Vec<Place, RANGES> = self.ranges.iter().flatten().filter_map(|r| self.place(r)).collect();
-        matrices::update(device, control, optimizer, &places, room)?;
+        Ok(())
+    }
+
+    /// Gives this rank's part of the weights to the others, and takes theirs.
+    fn gather(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         if self.ranks.count == 1 {
             return Ok(());
         }

@@ -1,10 +1,10 @@
-//! The weights of a model, and what one process keeps of them to learn: masters, gradients and the rules' state, a table
-//! each, in which neighbours that are moved alike lie behind each other.
+//! The weights of a model, and what one process keeps of them to learn: masters, gradients, the rules' state and averages, a
+//! table each, in which neighbours that are moved alike lie behind each other.
 
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::matrices::{self, Matrices, Place, Stack};
 use super::rule::STATES;
-use super::{Group, Optimizer, Room, Rows};
+use super::{Averaged, Group, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Layout, Ledger, Region, Role, Slot, Space, Stacked};
 use crate::model::{Control, Parameter, Parameters};
@@ -33,6 +33,8 @@ pub struct Whole {
     ranges: [Option<Range>; RANGES],
     /// Every gradient, as one region.
     gradient: Region,
+    /// Where the averages begin, which are laid as the gradients are, where there are any.
+    averages: Option<u64>,
     /// Whether the model has more ranges than there is room for.
     full: bool,
 }
@@ -139,6 +141,7 @@ pub(super) fn lay<M: Parameters>(
         learnt(&state).1
     });
     let first = |bytes: Option<Bytes>| bytes.map_or(0, |[start, _]| start);
+    let averages = optimizer.averages().then(|| lay_averages(model, optimizer, weight, ledger));
     let ranges = core::array::from_fn(|i| {
         let (group, dtype, matrices) = *groups.get(i)?;
         let [start, end] = of_weights[i]?;
@@ -157,8 +160,22 @@ pub(super) fn lay<M: Parameters>(
     let mut laid = of_gradients.into_iter().flatten();
     let [start, end] = laid.next().map_or([0; 2], |[start, end]| [start, laid.last().map_or(end, |[_, end]| end)]);
     let gradient = ledger.range("all gradients", profile.dtype(Role::Gradient), start, end);
-    let updater = Updater { optimizer: *optimizer, kept: Kept::Whole(Whole { ranges, gradient, full }) };
+    let updater = Updater { optimizer: *optimizer, kept: Kept::Whole(Whole { ranges, gradient, averages, full }) };
     (weights, Some(Learning { gradients, updater }))
+}
+
+/// Lays the averages and says where they begin. A function of its own, as [`Whole::averaged`].
+#[inline(never)]
+fn lay_averages<M: Parameters>(
+    model: &M,
+    optimizer: &Optimizer,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    ledger: &mut dyn Ledger,
+) -> u64 {
+    let mut average =
+        |p: &Parameter, range: Option<usize>| range.map(|_| p.slot("average.", Role::Average, Dtype::F32));
+    let ranges = table(model, optimizer, weight, &mut average, ledger).1;
+    ranges.into_iter().flatten().next().map_or(0, |[start, _]| start)
 }
 
 /// Rows of a table from byte `offset` on.
@@ -167,7 +184,7 @@ const fn band(dtype: Dtype, offset: u64, rows: u32) -> Region {
 }
 
 impl Whole {
-    /// Clips by the global norm, then moves every range.
+    /// Clips by the global norm, then moves every range and averages it.
     ///
     /// # Errors
     /// What the device could not do; a model of too many ranges.
@@ -178,22 +195,42 @@ impl Whole {
         optimizer: &Optimizer,
         room: Option<&Room>,
     ) -> Result<(), OperationError> {
-        let Whole { ranges, gradient, full } = self;
-        if *full {
+        if self.full {
             return Err(OperationError::Unsupported(TOO_MANY));
         }
-        device.emit(SquaredNorm { gradient: *gradient, results: control.results })?;
+        device.emit(SquaredNorm { gradient: self.gradient, results: control.results })?;
         self.move_matrices(device, control, optimizer, room)?;
         let by_element = |range: &&Range| range.rows > 0 && range.matrices.is_none();
-        ranges.iter().flatten().filter(by_element).try_for_each(|range| {
+        self.ranges.iter().flatten().filter(by_element).try_for_each(|range| {
             let rows = range.rows;
             let of = Rows {
                 weight: band(range.dtype, range.weight, rows),
                 remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, rows)),
-                gradient: band(gradient.dtype, range.gradient, rows),
+                gradient: band(self.gradient.dtype, range.gradient, rows),
                 states: range.states.map(|offset| band(Dtype::F32, offset, rows)),
             };
             optimizer.emit(device, control, range.group, of)
+        })?;
+        self.averaged(&mut |averaged| averaged.average(device, control))
+    }
+
+    /// Exchanges the weights with their averages.
+    pub(super) fn exchange(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        self.averaged(&mut |averaged| averaged.exchange(device))
+    }
+
+    /// Shows every range with its averages, where there are any. A function of its own: a chip has no averages, and no room on
+    /// its stack for what others do with them.
+    #[inline(never)]
+    fn averaged(&self, visit: &mut dyn FnMut(Averaged) -> Result<(), OperationError>) -> Result<(), OperationError> {
+        let Some(averages) = self.averages else { return Ok(()) };
+        self.ranges.iter().flatten().filter(|range| range.rows > 0).try_for_each(|range| {
+            let before = (range.gradient - self.gradient.offset) / self.gradient.dtype.size() * Dtype::F32.size();
+            visit(Averaged {
+                weight: band(range.dtype, range.weight, range.rows),
+                remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, range.rows)),
+                average: band(Dtype::F32, averages + before, range.rows),
+            })
         })
     }
 

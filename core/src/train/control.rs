@@ -20,6 +20,8 @@ pub struct Settings {
     pub factored: f32,
     /// Factor of every weight decay.
     pub decay: f32,
+    /// What this step's weights count for in their average: 1 begins it, 0 leaves it alone.
+    pub average: f32,
     /// The corrections of each [`Group`]'s rule at this update: of AdamW 1 − β₁ᵗ and 1 − β₂ᵗ.
     pub corrections: [[f32; 2]; Group::COUNT],
 }
@@ -32,12 +34,13 @@ impl Settings {
         loss_scale: 1.0,
         factored: 1.0,
         decay: 1.0,
+        average: 1.0,
         corrections: [[1.0; 2]; Group::COUNT],
     };
 
     /// Those of the step after `step` others: it moves at `learning_rate`, corrects the bias of `optimizer`'s moments
     /// (Kingma and Ba 2015), clips the gradient's norm at `clip`, or not at all where that is 0, and means the loss over
-    /// `tokens` tokens. Weights decay as their recipes say.
+    /// `tokens` tokens. Weights decay as their recipes say, and are not averaged.
     pub fn of(step: u64, learning_rate: f64, optimizer: &Optimizer, clip: f32, tokens: u64) -> Settings {
         Settings {
             learning_rate: learning_rate as f32,
@@ -45,6 +48,7 @@ impl Settings {
             loss_scale: (1.0 / tokens as f64) as f32,
             factored: correction(Factored::BETA2, step),
             decay: 1.0,
+            average: 0.0,
             corrections: Group::ALL.map(|group| optimizer.of(group).rule.corrections(step)),
         }
     }
@@ -114,11 +118,11 @@ macro_rules! region_of {
     };
 }
 
-region_of!(Settings, 15);
+region_of!(Settings, 16);
 region_of!(Results, 2);
 
 /// `base` to the power of `exponent`: the products of compiler-rt's `__powidf2`, so the bits of std's `powi`.
-fn power(mut base: f64, mut exponent: u64) -> f64 {
+pub(super) fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut product = 1.0;
     loop {
         if !exponent.is_multiple_of(2) {
@@ -162,10 +166,11 @@ mod tests {
             loss_scale: 1.0 / 12.0,
             factored: 0.01,
             decay: 1.0,
+            average: 0.0,
             corrections: [[0.1, 0.05]; Group::COUNT],
         };
         let first = Settings::of(0, 1e-3, &OPTIMIZER, 1.0, 12);
-        for (found, expected) in <[f32; 15]>::from(first).into_iter().zip(<[f32; 15]>::from(expected)) {
+        for (found, expected) in <[f32; 16]>::from(first).into_iter().zip(<[f32; 16]>::from(expected)) {
             approx::assert_relative_eq!(found, expected, max_relative = 1e-6);
         }
         let third = Settings::of(2, 1e-3, &OPTIMIZER, 0.0, 12);
@@ -181,20 +186,21 @@ mod tests {
 
     #[test]
     fn names_are_elements_in_order_and_another_number_of_them_is_an_error() {
-        let mut elements: [f32; 15] = core::array::from_fn(|i| i as f32);
+        let mut elements: [f32; 16] = core::array::from_fn(|i| i as f32);
         let named = Settings {
             learning_rate: 0.0,
             clip: 1.0,
             loss_scale: 2.0,
             factored: 3.0,
             decay: 4.0,
-            corrections: [[5.0, 6.0], [7.0, 8.0], [9.0, 10.0], [11.0, 12.0], [13.0, 14.0]],
+            average: 5.0,
+            corrections: [[6.0, 7.0], [8.0, 9.0], [10.0, 11.0], [12.0, 13.0], [14.0, 15.0]],
         };
         assert_eq!(Settings::from(elements), named);
         assert_eq!(Settings::from_slice(&elements), Ok(&named));
-        assert_eq!(<[f32; 15]>::from(named), elements);
-        let wrong = |found| ArenaError::Length { found, wanted: 15 };
-        assert_eq!(Settings::from_slice(&elements[1..]), Err(wrong(14)));
+        assert_eq!(<[f32; 16]>::from(named), elements);
+        let wrong = |found| ArenaError::Length { found, wanted: 16 };
+        assert_eq!(Settings::from_slice(&elements[1..]), Err(wrong(15)));
         assert_eq!(Settings::from_slice_mut(&mut []), Err(wrong(0)));
         Results::from_slice_mut(&mut elements[2..4]).unwrap().squared_norm = 9.0;
         assert_eq!((elements[2], elements[3]), (2.0, 9.0));

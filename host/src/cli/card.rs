@@ -6,16 +6,17 @@ use super::{Failure, work};
 use crate::config::{Config, RawConfig};
 use crate::data::tokenizer::Tokenizer;
 use crate::format::hugging_face::{Card, Recipe};
-use crate::run::checkpoint::TrainerState;
+use crate::run::checkpoint::{TrainerState, Weights};
 use crate::run::history::{Change, History};
-use crate::run::metrics;
+use crate::run::metrics::{self, EvalMetrics};
 
-/// That of the run in `dir`, whose checkpoint says `state` where it was trained here.
+/// That of the run in `dir`, whose checkpoint says `state` where it was trained here: of these `weights`.
 pub(super) fn of_run(
     dir: &Path,
     config: &Config,
     state: Option<&TrainerState>,
     tokenizer: &dyn Tokenizer,
+    weights: Weights,
 ) -> Result<Card, Failure> {
     let name = |source: &str| {
         let path = PathBuf::from(source);
@@ -23,6 +24,11 @@ pub(super) fn of_run(
     };
     let step = state.map(|state| state.step);
     let history = History::of(dir, config)?;
+    let score = metrics::last_evaluation(dir, step.unwrap_or(u64::MAX)).map_err(work)?;
+    let (score, averaging) = match weights {
+        Weights::Last => (score, None),
+        Weights::Averaged => (score.and_then(EvalMetrics::of_averages), config.averaging()),
+    };
     Ok(Card {
         base: history.base().cloned(),
         recipe: recipe(config, step, &history)?,
@@ -32,7 +38,8 @@ pub(super) fn of_run(
         tokenizer_size: tokenizer.vocab_size(),
         step,
         tokens: state.map(|state| state.tokens),
-        score: metrics::last_evaluation(dir, step.unwrap_or(u64::MAX)).map_err(work)?,
+        score,
+        averaging,
         trained_by: state.map(|state| state.version.clone()).filter(|version| !version.is_empty()),
     })
 }

@@ -6,7 +6,7 @@ use super::opened::{tell_of_data, tell_of_flaws};
 use super::output::{say, tell};
 use super::reading::OtherReading;
 use super::trained::TrainedFlags;
-use super::{Failure, request, say_warnings, work};
+use super::{Failure, request, work};
 use crate::config::{Config, IMPORTED, absolute_source};
 use crate::data::choice::{self, Validation};
 use crate::data::corpus::Corpus;
@@ -111,8 +111,7 @@ impl Eval {
         corpus.read_validation(|options| self.reading.clone().over(options));
         let scored = self.chosen(&config, &corpus, other)?;
         let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };
-        let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;
-        say_warnings(&mut session);
+        let Trained { mut session, .. } = self.trained.load(&config, &sections)?;
         let Found { score, lines, floor, overlap, unknown, about } = self.score(scored, &corpus, &mut session)?;
         if !score.loss().is_finite() {
             let (from, loss) = (from.display(), score.loss());

@@ -45,6 +45,9 @@ pub struct Export {
     /// Of a run's directory the last checkpoint, or that of the lowest validation loss, which --keep-best of `host train` keeps
     #[arg(long, value_enum, value_name = "last|best", default_value = "last", hide_possible_values = true)]
     checkpoint: Which,
+    /// The averages of its weights, which --ema or --average of `host train` keeps, and not those after the last step
+    #[arg(long)]
+    averaged: bool,
     /// For which programs
     #[arg(long, value_name = "FORMAT")]
     to: To,
@@ -123,8 +126,10 @@ impl Export {
             )));
         }
         let stop = stop()?;
-        checkpoint::check_weights(&from).map_err(request)?;
-        let mut weights = Checkpoint::open(&from, &stop)?;
+        let averaged = checkpoint::Weights::averaged(self.averaged);
+        averaged.require(&from).map_err(request)?;
+        checkpoint::check_weights(&from, averaged).map_err(request)?;
+        let mut weights = Checkpoint::open(&from.join(averaged.file()), &stop)?;
         let (stored, tokenizer) = (&stored, tokenizer.as_ref());
         let (architecture, files) = match self.to {
             To::Hf => self.hugging_face(stored, architecture, tokenizer, &config, state.as_ref(), &mut weights)?,
@@ -160,7 +165,8 @@ impl Export {
     /// The image of the run, whatever its parts: a chip runs what the core runs.
     fn firmware(&self, start: Instant) -> Result<(), Failure> {
         let weights = self.weights::<config::Weights>("firmware")?.and_then(config::Weights::integer);
-        let made = firmware::export(&self.dir, &self.out, weights, self.context, !self.no_tokenizer)?;
+        let of = (&*self.dir, checkpoint::Weights::averaged(self.averaged));
+        let made = firmware::export(of, &self.out, weights, self.context, !self.no_tokenizer)?;
         tell!("{}: the model needs {} bytes of storage to speak", crate::name::called(), made.sizes.arena);
         let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let files: Files = made.files.iter().map(|(path, bytes)| (name(path), *bytes)).collect();
@@ -216,7 +222,7 @@ impl Export {
         weights: &mut Checkpoint<'_>,
     ) -> Result<(&'static str, Files), Failure> {
         let run = directory::of_run(&self.dir)?;
-        let card = super::card::of_run(&run, config, state, tokenizer)?;
+        let card = super::card::of_run(&run, config, state, tokenizer, checkpoint::Weights::averaged(self.averaged))?;
         let shard = self.shard_size.map_or(SHARD, |size| size.0);
         let generation = &generation::of_dir(&run)?;
         let element = self.dtype;

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::output::say;
 use super::trained::TrainedFlags;
-use super::{Failure, request, say_warnings, work};
+use super::{Failure, request, work};
 use crate::plan::Sections;
 use crate::run::Rows;
 use crate::run::directory::Trained;
@@ -37,8 +37,7 @@ impl Logits {
         }
         let evaluation = MicroBatch { batch: 1, seq_len: count, products: Products::Wide, ..config.micro_batch() };
         let sections = Sections { evaluation: Some(evaluation), ..Sections::none(&config) };
-        let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;
-        say_warnings(&mut session);
+        let Trained { mut session, .. } = self.trained.load(&config, &sections)?;
         let (targets, offsets): (Vec<u32>, Vec<u32>) = (vec![IGNORE; self.ids.len()], (0..count).collect());
         session.evaluate(Rows { ids: &self.ids, targets: &targets, offsets: &offsets }).map_err(work)?;
         let mut rows: Vec<Vec<f32>> = Vec::with_capacity(self.ids.len());

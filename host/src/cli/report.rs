@@ -76,6 +76,8 @@ pub(super) fn report(
             "val_loss": loss,
             "val_loss_se": outcome.score.standard_error(),
             "val_tokens": outcome.score.tokens,
+            "val_loss_averaged": outcome.averaged.map(|score| score.loss()),
+            "val_loss_averaged_se": outcome.averaged.and_then(|score| score.standard_error()),
             "val_overlap": overlap.map(|o| o.share),
             "floor": floor,
             "bits_per_byte": outcome.score.bits_per_byte(corpus.tokenizer.as_ref()),
@@ -101,6 +103,9 @@ pub(super) fn report(
         return Ok(());
     }
     say!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens)?;
+    if let Some(averaged) = outcome.averaged {
+        say!("  of the averaged weights {}; eval, generate and export take them with --averaged", averaged.shown())?;
+    }
     if let Some(floor) = floor {
         say!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor)?;
     }

@@ -43,6 +43,9 @@ pub struct TrainedFlags {
     /// Of a run's directory the last checkpoint, or that of the lowest validation loss, which --keep-best of `host train` keeps
     #[arg(long, value_enum, value_name = "last|best", default_value = "last", hide_possible_values = true)]
     checkpoint: Which,
+    /// The averages of its weights, which --ema or --average of `host train` keeps, and not those after the last step
+    #[arg(long)]
+    averaged: bool,
     /// Another device than it was trained on; other than cuda in f32
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
@@ -68,6 +71,13 @@ impl TrainedFlags {
         directory::read_config(&self.dir)?.on(self.device.clone())?.in_integers(self.weights.integer())
     }
 
+    /// The model, with room for `sections`.
+    pub(super) fn load(&self, config: &Config, sections: &Sections) -> Result<Trained, Failure> {
+        let mut trained = Trained::load(&self.dir, checkpoint::Weights::averaged(self.averaged), config, sections)?;
+        say_warnings(&mut trained.session);
+        Ok(trained)
+    }
+
     /// The model, ready to decode `context` tokens; where nothing is said as many as its own context has, up to
     /// [`CACHED`] of a model that keeps them.
     pub(super) fn decoding(&self, context: Option<u32>) -> Result<(Config, Trained), Failure> {
@@ -75,8 +85,7 @@ impl TrainedFlags {
         let most = if config.span().is_none() { CACHED } else { u32::MAX };
         config.limit_context(context.unwrap_or(config.context().min(most)))?;
         let sections = Sections { decoding: Some(config.context()), ..Sections::none(&config) };
-        let mut trained = Trained::load(&self.dir, &config, &sections)?;
-        say_warnings(&mut trained.session);
+        let trained = self.load(&config, &sections)?;
         Ok((config, trained))
     }
 }

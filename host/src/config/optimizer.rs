@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use capful_core::memory::Stacked;
 use capful_core::model::{Capability, Parameters};
 use capful_core::optimizer::{Constants, Group, Learns, Optimizer, Recipe, Rule};
+use capful_core::train::Averaging;
 use serde::{Deserialize, Serialize};
 
 use super::error::error;
@@ -152,13 +153,37 @@ fn names(groups: impl IntoIterator<Item = Group>) -> String {
 impl Config {
     /// How every group of parameters is moved.
     pub fn optimizer(&self) -> Optimizer {
-        let base = Optimizer::new(Rule::Frozen, self.weight_decay);
+        let base = Optimizer::new(Rule::Frozen, self.weight_decay).averaging(self.averaging().is_some());
         Group::ALL.into_iter().fold(base, |optimizer, group| {
             let own = self.group.get(group.name()).copied().unwrap_or_default();
             let rule = self.rule(group, &own);
             let decay = own.weight_decay.unwrap_or(optimizer.of(group).decay);
             optimizer.with(group, Recipe { rule, rate: own.lr.unwrap_or(rule.rate()), decay })
         })
+    }
+
+    /// How the weights are averaged, where they are.
+    pub fn averaging(&self) -> Option<Averaging> {
+        match (self.ema, self.average) {
+            (0.0, 0) => None,
+            (0.0, count) => Some(Averaging::Last { count, steps: self.steps }),
+            (decay, _) => Some(Averaging::Exponential(decay)),
+        }
+    }
+
+    /// Refuses averages of two kinds, and those of a model that has none.
+    pub(super) fn validate_averages(&self) -> Result<(), ConfigError> {
+        let (ema, average) = (self.ema, self.average);
+        if ema > 0.0 && average > 0 {
+            return error(format!(
+                "--ema {ema} beside --average {average}: a run keeps one of them; leave the other away, or 0"
+            ));
+        }
+        let asked = if ema > 0.0 { format!("--ema {ema}") } else { format!("--average {average}") };
+        match self.family().lacks(Capability::Averages).filter(|_| self.averaging().is_some()) {
+            Some(why) => error(format!("{asked}: {why}, so it has no averages; leave it away")),
+            None => Ok(()),
+        }
     }
 
     /// The factor of weight decay in a step at the learning rate `rate`.

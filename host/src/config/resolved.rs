@@ -143,6 +143,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.require_bounds()?;
         self.require_optimizer()?;
+        self.validate_averages()?;
         if self.steps == 0 && self.epochs.unwrap_or(0) == 0 {
             return error("--steps is 0; it must be at least 1".to_owned());
         }

@@ -127,6 +127,14 @@ keys! {
             beta2: f32 = USUAL.beta2, flag("X").by_preset().within(Values::BelowOne);
             /// AdamW's ε, which is added to the denominator
             eps: f32 = USUAL.eps, flag("X").quiet().within(Values::Positive);
+            /// Keeps an exponential moving average of the weights with this decay, such as 0.999; 0 for none
+            ema: f64 = 0.0, flag("D").quiet().changes().within(Values::BelowOne)
+                .page("The decay of an exponential moving average of the weights, such as 0.999; 0 for none, see \
+                       [above](#averages-of-the-weights)");
+            /// Keeps the mean of the weights after each of the run's last so many steps; 0 for none
+            average: u64 = 0, flag("K").quiet().changes()
+                .page("Steps at the run's end whose weights are averaged; 0 for none, see \
+                       [above](#averages-of-the-weights)");
             /// Decides initial weights, the built-in corpus, the held-out documents, their order and samples
             seed: u64 = 0, flag("N");
             /// Steps in a row with a loss or gradient that is not finite, which change nothing, before the run stops

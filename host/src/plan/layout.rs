@@ -162,6 +162,7 @@ impl Sections {
         }
         if !self.training.is_empty() {
             all.push(Sequence::Update);
+            all.extend(self.constants.optimizer.averages().then_some(Sequence::Exchange));
         }
         if let Some(stage) = &self.evaluation {
             all.push(Sequence::Evaluate);

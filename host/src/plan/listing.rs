@@ -64,6 +64,7 @@ fn described(sequence: Sequence, stages: usize) -> (String, Option<String>) {
             (format!("{section}: {which} micro-batch{warming}"), Some(section))
         }
         Sequence::Update => ("update".to_owned(), Some("update".to_owned())),
+        Sequence::Exchange => ("exchange of weights and averages".to_owned(), Some("update".to_owned())),
         Sequence::Evaluate => ("evaluation".to_owned(), Some("evaluation".to_owned())),
         Sequence::Logits { chunk } => (format!("logits of chunk {chunk}"), Some("evaluation".to_owned())),
         Sequence::Decode => ("one more token".to_owned(), Some("decoding".to_owned())),

@@ -26,6 +26,8 @@ pub enum Sequence {
     },
     /// The optimizer.
     Update,
+    /// Weights and their averages take each other's place.
+    Exchange,
     /// An evaluation of one batch.
     Evaluate,
     /// The logits of a chunk of the batch last evaluated.
@@ -50,6 +52,7 @@ impl Sequence {
             Sequence::Decode => 2,
             Sequence::Continue => 8,
             Sequence::Sample => 16,
+            Sequence::Exchange => 24,
             Sequence::MicroBatch { stage, first, warming } => {
                 8 * stage as u64 + 4 + 2 * u64::from(warming) + u64::from(first)
             }
@@ -262,6 +265,7 @@ impl<F: Family> Model for Placed<F> {
                 family.micro_batch(device, lasting, training, &MicroBatch { products, ..*stage }, first)
             }
             Sequence::Update => family.update(device, lasting, self.update.as_ref()),
+            Sequence::Exchange => family.exchange(device, lasting),
             Sequence::Evaluate => {
                 let (evaluation, stage) = evaluation.ok_or(UNLAID)?;
                 family.evaluate(device, lasting, evaluation, &stage)
@@ -338,7 +342,7 @@ mod tests {
 
     #[test]
     fn every_sequence_has_a_key_of_its_own() {
-        let mut sections = recorded("preset = 'yxanul-197m'\nchunk = 64").1.sections;
+        let mut sections = recorded("preset = 'yxanul-197m'\nchunk = 64\nema = 0.5").1.sections;
         sections.training.iter_mut().for_each(|stage| stage.products = Products::Quantised);
         let mut keys: Vec<u64> = sections.sequences().into_iter().map(Sequence::key).collect();
         let count = keys.len();

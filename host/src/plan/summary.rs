@@ -88,7 +88,7 @@ impl Plan {
     }
 
     /// The arena by purpose: the bytes of all shares add up to it.
-    fn arena(&self) -> [Share; 6] {
+    fn arena(&self) -> [Share; 7] {
         let sum = |of: &dyn Fn(&&Line) -> bool| -> u64 {
             self.regions.iter().filter(of).map(|line| line.bytes + line.padding).sum()
         };
@@ -108,6 +108,7 @@ impl Plan {
             share("weights", of(Role::Weight), types(Role::Weight)),
             share("gradients", of(Role::Gradient), types(Role::Gradient)),
             share("optimizer state", masters + moments, parts(&[("masters", masters), ("moments", moments)])),
+            share("averaged weights", of(Role::Average), types(Role::Average)),
             share("activations", of(Role::Saved), "kept for the backward pass".to_owned()),
             share("scratch", work, parts(&[("work", work - logits), ("logits", logits)])),
             share("state, tables, batch", state + tables + inputs, parts(&[("state", state), ("tables", tables)])),

@@ -72,6 +72,10 @@ struct Left {
     weights: Vec<u32>,
     /// Of moments those that it holds, by their number.
     moments: Vec<(usize, u32)>,
+    /// Of averages the same.
+    averages: Vec<(usize, u32)>,
+    /// Its weights once they are exchanged with the averages, where there are any.
+    exchanged: Vec<u32>,
 }
 
 fn batch(config: &Config, number: u64) -> [Vec<u32>; 3] {
@@ -98,7 +102,8 @@ fn train(run: Run, count: u32) -> Vec<Left> {
         for step in 0..STEPS {
             let stage = config.stages()[0];
             let settings = Settings::of(step, 1e-2, &config.optimizer(), run.clip, stage.step_tokens());
-            session.begin(settings).unwrap();
+            // Begun, and an unlike share of each further step.
+            session.begin(Settings { average: 1.0 / (step * step + 1) as f32, ..settings }).unwrap();
             session.tell((10 * step + u64::from(rank)) as f32).unwrap();
             for round in 0..run.micro / count {
                 let number = step * u64::from(run.micro) + u64::from(round * count + rank);
@@ -113,34 +118,51 @@ fn train(run: Run, count: u32) -> Vec<Left> {
             let ticket = session.finish().unwrap();
             results.push(<[f32; 2]>::from(session.results(ticket).unwrap()).map(f32::to_bits));
         }
-        let (mut weights, mut moments) = (Vec::new(), Vec::new());
-        let mut number = 0;
-        for entry in session.laid.lasting.clone() {
-            for (_, region) in Entry::tensors(&entry) {
-                let mut bits = vec![0u32; region.elements() as usize];
-                let mut storage = session.storage();
-                storage.read(region, bytemuck::cast_slice_mut(&mut bits)).unwrap();
-                let held = storage.held(region);
-                match entry.slot.role {
-                    Role::Weight => weights.extend(bits),
-                    Role::Moment => {
-                        moments.extend((held.start / 4..held.end / 4).map(|i| (number + i, bits[i])));
-                        number += bits.len();
-                    }
-                    _ => {}
-                }
-            }
+        let of_ranks = session.of_ranks().collect();
+        let [weights, moments, averages] =
+            [Role::Weight, Role::Moment, Role::Average].map(|role| held(&mut session, role));
+        let mut exchanged = Vec::new();
+        if config.averaging().is_some() {
+            session.exchange().unwrap();
+            exchanged = bits(held(&mut session, Role::Weight));
+            session.exchange().unwrap();
+            let again = [Role::Weight, Role::Average].map(|role| held(&mut session, role));
+            assert!(again == [weights.clone(), averages.clone()], "not what it was");
         }
-        Left { results, of_ranks: session.of_ranks().collect(), weights, moments }
+        Left { results, of_ranks, weights: bits(weights), moments, averages, exchanged }
     })
+}
+
+/// What a session holds of the tensors of `role`, by their number among all.
+fn held(session: &mut Session, role: Role) -> Vec<(usize, u32)> {
+    let (mut found, mut number) = (Vec::new(), 0);
+    let lasting = session.laid.lasting.clone();
+    for (_, region) in lasting.iter().filter(|entry| entry.slot.role == role).flat_map(Entry::tensors) {
+        let mut bits = vec![0u32; region.elements() as usize];
+        let mut storage = session.storage();
+        storage.read(region, bytemuck::cast_slice_mut(&mut bits)).unwrap();
+        let held = storage.held(region);
+        found.extend((held.start / 4..held.end / 4).map(|i| (number + i, bits[i])));
+        number += bits.len();
+    }
+    found
+}
+
+fn bits(numbered: Vec<(usize, u32)>) -> Vec<u32> {
+    numbered.into_iter().map(|(_, bits)| bits).collect()
+}
+
+/// What ranks hold, each of which is there once.
+fn together<'r>(parts: impl Iterator<Item = &'r Vec<(usize, u32)>>) -> Vec<u32> {
+    let mut all: Vec<_> = parts.flatten().copied().collect();
+    all.sort_unstable();
+    assert!(all.iter().map(|(number, _)| *number).eq(0..all.len()), "held twice, or by no one");
+    bits(all)
 }
 
 /// The moments of all ranks, each of which is there once.
 fn moments(ranks: &[Left]) -> Vec<u32> {
-    let mut all: Vec<_> = ranks.iter().flat_map(|rank| rank.moments.iter().copied()).collect();
-    all.sort_unstable();
-    assert!(all.iter().map(|(number, _)| *number).eq(0..all.len()), "held twice, or by no one");
-    all.into_iter().map(|(_, bits)| bits).collect()
+    together(ranks.iter().map(|rank| &rank.moments))
 }
 
 fn apart(a: &[u32], b: &[u32]) -> f64 {
@@ -172,6 +194,35 @@ fn exact_ranks_have_the_bits_of_one_whatever_their_number() {
                 assert_eq!(told, expected);
             }
             assert!(moments(&ranks) == expected, "{run:?}: {count} ranks have other moments");
+        }
+    }
+}
+
+/// One of several has a part of the averages; with them in their place all have the same weights. One process whose tables
+/// are laid parameter by parameter has them too.
+#[test]
+fn ranks_average_what_they_move_and_exchange_all_of_it() {
+    for model in [UNTIED, FACTORISED, MIXED] {
+        let model = &*format!("ema = 0.5\n{model}").leak();
+        let run = Run { model, micro: 1, clip: 0.0, ..PLAIN };
+        let [whole, exact] = [run, Run { exact: true, ..run }].map(|run| train(run, 1));
+        assert!(exact[0].exchanged == whole[0].exchanged && exact[0].weights == whole[0].weights, "{model}");
+        assert_eq!(bits(exact[0].averages.clone()), bits(whole[0].averages.clone()), "{model}");
+        let run = Run { model, ..EXACT };
+        let alone = train(run, 1);
+        let expected = bits(alone[0].averages.clone());
+        assert!(alone[0].exchanged != alone[0].weights && !expected.is_empty());
+        // Where all learn, they are the averages; what does not stays.
+        assert_eq!(model.ends_with(MIXED), alone[0].exchanged != expected);
+        for (zero, count) in [(1, 2), (1, 3), (2, 2), (2, 3)] {
+            let ranks = train(Run { zero, ..run }, count);
+            assert!(together(ranks.iter().map(|rank| &rank.averages)) == expected, "{model}: {count}, {zero}");
+            for rank in ranks {
+                assert!(
+                    rank.exchanged == alone[0].exchanged,
+                    "{model}: {count}, {zero}: others evaluate other averages"
+                );
+            }
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::digest::{self, DigestError, Digests};
 use crate::format::hugging_face::{self, Generation};
 use crate::plan::{Laid, Machine, Sections};
+use crate::run::checkpoint::{Wanted, Weights};
 use crate::run::claim::LOCK;
 use crate::run::history::{self, History};
 use crate::run::{Session, checkpoint, generation, metrics};
@@ -274,13 +275,15 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Loads the last checkpoint of the run in `dir`, or `dir` where it is one, with room for `sections` only.
+    /// Loads these `weights` of the last checkpoint of the run in `dir`, or of `dir` where it is one, with room for
+    /// `sections` only.
     ///
     /// # Errors
     /// No complete checkpoint, a damaged one, or a device that cannot be started.
-    pub fn load(dir: &Path, config: &Config, sections: &Sections) -> Result<Trained, DeviceError> {
+    pub fn load(dir: &Path, weights: Weights, config: &Config, sections: &Sections) -> Result<Trained, DeviceError> {
         let error = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
         let from = checkpoint::latest(dir)?;
+        weights.require(&from)?;
         let tokenizer = tokenizer::load(&from).map_err(|e| error(&e))?;
         let mut algorithms = Vec::new();
         if from.join(checkpoint::STATE).exists() {
@@ -309,7 +312,7 @@ impl Trained {
         let mut session = Session::start(laid, &profile, None, config.vocab_size())?;
         session.reuse(&algorithms);
         let lasting = session.laid.lasting.clone();
-        checkpoint::restore(&from, &lasting, false, &mut session.device)?;
+        checkpoint::restore(&from, &lasting, Wanted::Weights(weights), &mut session.device)?;
         Ok(Trained { session, tokenizer })
     }
 }

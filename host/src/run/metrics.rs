@@ -50,6 +50,8 @@ pub struct EvalMetrics {
     pub val_tokens: u64,
     /// Bits a byte of text, where tokens restore it.
     pub val_bits_per_byte: Option<f64>,
+    /// The loss of the averages of the weights, where there are any.
+    pub val_loss_averaged: Option<f64>,
     /// The mean training loss since the last evaluation that was due, where there are such.
     pub train_loss: Option<f64>,
     /// How many evaluations in a row were higher than the one before while the training loss was lower.
@@ -57,6 +59,14 @@ pub struct EvalMetrics {
 }
 
 impl EvalMetrics {
+    /// The same of the averages of the weights, where there are any.
+    pub fn of_averages(self) -> Option<EvalMetrics> {
+        let val_loss = self.val_loss_averaged?;
+        // Both are of the same tokens and bytes.
+        let val_bits_per_byte = self.val_bits_per_byte.map(|bits| bits * (val_loss / self.val_loss));
+        Some(EvalMetrics { val_loss, val_loss_se: None, val_bits_per_byte, ..self })
+    }
+
     /// The validation loss above the training loss, where both are known.
     pub fn gap(&self) -> Option<f64> {
         Some(self.val_loss - self.train_loss?)
@@ -104,7 +114,8 @@ impl EvalMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, val_loss, val_loss_se, val_tokens, val_bits_per_byte, train_loss, rose } = self;
+        let Self { step, val_loss, val_loss_se, val_tokens, val_bits_per_byte, val_loss_averaged, train_loss, rose } =
+            self;
         let _ = write!(line, "{{\"step\":{step},\"val_loss\":{val_loss:.6}");
         if let Some(error) = val_loss_se {
             let _ = write!(line, ",\"val_loss_se\":{error:.6}");
@@ -112,6 +123,10 @@ impl EvalMetrics {
         let _ = write!(line, ",\"val_tokens\":{val_tokens}");
         if let Some(bits) = val_bits_per_byte {
             let _ = write!(line, ",\"val_bits_per_byte\":{bits:.6}");
+        }
+        if let Some(loss) = val_loss_averaged {
+            let _ = line.push_str(",\"val_loss_averaged\":");
+            number(&mut line, *loss, 6);
         }
         if let Some(loss) = train_loss {
             let _ = write!(line, ",\"train_loss\":{loss:.6}");
@@ -218,7 +233,8 @@ impl Metrics {
         }
         self.line(&m.json())?;
         self.scalars(m.step, &[("validation/loss", m.val_loss)])?;
-        m.gap().map_or(Ok(()), |gap| self.scalars(m.step, &[("validation/gap", gap)]))
+        let some = [("validation/loss_averaged", m.val_loss_averaged), ("validation/gap", m.gap())];
+        some.iter().filter_map(|(tag, value)| Some((*tag, (*value)?))).try_for_each(|one| self.scalars(m.step, &[one]))
     }
 
     fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
@@ -252,6 +268,7 @@ pub fn last_evaluation(run: &Path, step: u64) -> io::Result<Option<EvalMetrics>>
             val_loss_se: value["val_loss_se"].as_f64(),
             val_tokens: value["val_tokens"].as_u64()?,
             val_bits_per_byte: value["val_bits_per_byte"].as_f64(),
+            val_loss_averaged: value["val_loss_averaged"].as_f64(),
             train_loss: value["train_loss"].as_f64(),
             rose: value["rose"].as_u64().unwrap_or(0) as u32,
         })
@@ -356,6 +373,7 @@ mod tests {
             val_loss_se: None,
             val_tokens: 9,
             val_bits_per_byte: None,
+            val_loss_averaged: None,
             train_loss: None,
             rose: 0,
         };
@@ -386,17 +404,22 @@ mod tests {
             val_loss_se: None,
             val_tokens: 9,
             val_bits_per_byte: None,
+            val_loss_averaged: None,
             train_loss: None,
             rose: 0,
         };
         let mut metrics = Metrics::open(dir.path(), 0).unwrap();
         metrics.evaluation(&one).unwrap();
-        assert!(lines(dir.path())[0].get("train_loss").is_none() && !holds_tag(dir.path(), "validation/gap"));
-        let known = EvalMetrics { step: 7, train_loss: Some(1.75), rose: 2, ..one };
+        assert!(
+            lines(dir.path())[0].get("train_loss").or(lines(dir.path())[0].get("val_loss_averaged")).is_none()
+                && !holds_tag(dir.path(), "validation/gap")
+        );
+        let known = EvalMetrics { step: 7, val_loss_averaged: Some(1.5), train_loss: Some(1.75), rose: 2, ..one };
         metrics.evaluation(&known).unwrap();
         let line = &lines(dir.path())[1];
         assert_eq!((&line["train_loss"], &line["rose"], known.gap()), (&1.75.into(), &2.into(), Some(0.25)));
-        assert!(holds_tag(dir.path(), "validation/gap"));
+        assert_eq!(line["val_loss_averaged"], 1.5);
+        assert!(["validation/gap", "validation/loss_averaged"].iter().all(|tag| holds_tag(dir.path(), tag)));
         assert_eq!(last_evaluation(dir.path(), 9).unwrap(), Some(known));
     }
 

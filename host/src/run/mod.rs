@@ -1,5 +1,6 @@
 //! Running a model: the session that holds it, the loop that trains it, what is written on the way.
 
+pub mod averages;
 pub mod bench;
 pub mod checkpoint;
 pub mod claim;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use capful_core::memory::{Entry, Role, Slot};
 use serde_json::Value;
 
-use super::checkpoint::{self, CheckpointError};
+use super::checkpoint::{self, CheckpointError, Weights};
 use super::{directory, generation};
 use crate::config::{AnyFamily, Config, ConfigError, IMPORTED, RawConfig};
 use crate::data::tokenizer::{self, Tokenizer};
@@ -181,7 +181,7 @@ impl Origin {
     pub fn tensors(&self, entries: &[Entry], family: &AnyFamily) -> Result<Tensors, CheckpointError> {
         let mut tensors = Tensors::open(&self.weights)?;
         if !self.foreign {
-            checkpoint::check_weights(&self.weights)?;
+            checkpoint::check_weights(&self.weights, Weights::Last)?;
         } else {
             tensors.call(|name| hugging_face::canonical(name, family))?;
             tensors.require(entries, hugging_face::tied_head(family), hugging_face::is_buffer)?;
@@ -195,7 +195,7 @@ impl Origin {
     /// A file that is missing or damaged.
     pub fn require_weights(&self) -> Result<(), CheckpointError> {
         Tensors::open(&self.weights)?;
-        if self.foreign { Ok(()) } else { checkpoint::check_weights(&self.weights) }
+        if self.foreign { Ok(()) } else { checkpoint::check_weights(&self.weights, Weights::Last) }
     }
 
     /// Fills the weights of `lasting`, and their masters where there are any, with the model's.

@@ -34,6 +34,8 @@ struct Logged {
     stage: usize,
     loss: Option<f64>,
     val_loss: Option<f64>,
+    /// The same of the averages of the weights.
+    averaged: Option<f64>,
     gap: Option<f64>,
     /// The evaluation that was lowest, where all since were higher while the training loss fell.
     opened: Option<Evaluation>,
@@ -82,6 +84,7 @@ impl Progress {
             stage: 0,
             loss: None,
             val_loss: None,
+            averaged: None,
             gap: None,
             opened: None,
             skipped: 0,
@@ -119,15 +122,17 @@ impl Progress {
     /// Leaves the numbers of a logged step, of the stage of index `stage`, and how many steps were skipped so far.
     pub fn step(&self, step: u64, stage: usize, loss: f64, skipped: u64, tokens_per_s: f64) {
         let (loss, tokens_per_s) = (Some(loss), Some(tokens_per_s));
-        let logged = Logged { step, stage, loss, val_loss: None, gap: None, opened: None, skipped, tokens_per_s };
-        let Logged { val_loss, gap, .. } = self.shared.lock().now;
-        self.leave(logged, Logged { val_loss, gap, ..logged });
+        let (val_loss, averaged, gap, opened) = (None, None, None, None);
+        let logged = Logged { step, stage, loss, val_loss, averaged, gap, opened, skipped, tokens_per_s };
+        let Logged { val_loss, averaged, gap, .. } = self.shared.lock().now;
+        self.leave(logged, Logged { val_loss, averaged, gap, ..logged });
     }
 
     /// Leaves the losses of an evaluation, and the lowest one where the validation loss rises since while the training loss
     /// falls.
     pub fn evaluation(&self, metrics: &EvalMetrics, opened: Option<Evaluation>) {
-        let now = Logged { val_loss: Some(metrics.val_loss), gap: metrics.gap(), ..self.shared.lock().now };
+        let (val_loss, averaged, gap) = (Some(metrics.val_loss), metrics.val_loss_averaged, metrics.gap());
+        let now = Logged { val_loss, averaged, gap, ..self.shared.lock().now };
         // The mean that the gap is above.
         let logged = Logged { loss: metrics.train_loss, tokens_per_s: None, opened, ..now };
         self.leave(logged, now);
@@ -236,13 +241,14 @@ impl Reporter {
     }
 
     fn status(&self, logged: &Logged, pace: Option<&Pace>, all: bool) -> Status {
-        let Logged { step, stage, loss, val_loss, gap, skipped, tokens_per_s, .. } = *logged;
+        let Logged { step, stage, loss, val_loss, averaged, gap, skipped, tokens_per_s, .. } = *logged;
         Status {
             step,
             steps: self.course.steps,
             stage: name(&self.course.stages, stage),
             loss,
             val_loss,
+            averaged,
             gap,
             skipped,
             tokens_per_s,

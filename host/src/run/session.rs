@@ -185,6 +185,10 @@ impl Session {
         }
         self.seen = 0;
         let zeros = &zeros[..evaluated as usize];
+        if self.laid.programs.get(Sequence::Exchange).is_some() {
+            self.device.next_step()?;
+            self.exchange()?;
+        }
         self.evaluate(Rows::of(zeros))?;
         self.decode(0, 0).map(drop)
     }
@@ -401,6 +405,14 @@ impl Session {
         self.replay(Sequence::Update, "training")
     }
 
+    /// Exchanges the weights with their averages: twice is nothing. What is evaluated between is the averages.
+    ///
+    /// # Errors
+    /// A session that keeps no averages, a lost device.
+    pub fn exchange(&mut self) -> Result<(), DeviceError> {
+        self.replay(Sequence::Exchange, "averages")
+    }
+
     /// The sum of the losses of one batch, in nats; padded rows have the target `IGNORE`.
     ///
     /// # Errors
@@ -594,7 +606,7 @@ mod tests {
                 assert!((0..).step_by(4).zip(fields_of(stringify!($name))).eq(expected), "{}", stringify!($name));
             }};
         }
-        agree!(Settings: learning_rate clip loss_scale factored decay corrections);
+        agree!(Settings: learning_rate clip loss_scale factored decay average corrections);
         agree!(Results: loss squared_norm);
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct Status {
     pub stage: String,
     pub loss: Option<f64>,
     pub val_loss: Option<f64>,
+    /// The same of the averages of the weights.
+    pub averaged: Option<f64>,
     /// The validation loss above the mean training loss before it.
     pub gap: Option<f64>,
     /// Steps that changed nothing.
@@ -32,12 +34,13 @@ pub(super) struct Status {
 impl Status {
     /// The parts from left to right, each with its rank: the highest is left away first.
     fn parts(&self) -> Vec<(u8, String)> {
-        let Status { step, steps, stage, loss, val_loss, gap, skipped, tokens_per_s, memory, left } = self;
+        let Status { step, steps, stage, loss, val_loss, averaged, gap, skipped, tokens_per_s, memory, left } = self;
         let parts = [
             (0, Some(format!("{}/{}", grouped(*step), grouped(*steps)))),
             (7, (!stage.is_empty()).then(|| stage.clone())),
             (1, loss.map(|loss| format!("loss {loss:.3}"))),
             (5, val_loss.map(|loss| format!("val {loss:.3}"))),
+            (6, averaged.map(|loss| format!("averaged {loss:.3}"))),
             (6, gap.map(|gap| format!("gap {gap:+.3}"))),
             (2, (*skipped > 0).then(|| format!("{skipped} skipped"))),
             (4, tokens_per_s.map(|speed| format!("{} tokens/s", grouped(speed as u64)))),
@@ -118,6 +121,7 @@ mod tests {
             stage: "stage 2/10 (32 × 2048)".to_owned(),
             loss: Some(3.4567),
             val_loss: Some(3.5),
+            averaged: None,
             gap: Some(0.0433),
             skipped: 2,
             tokens_per_s: Some(10_941.4),
@@ -136,6 +140,8 @@ mod tests {
         );
         let below = Status { gap: Some(-0.25), ..full() };
         assert!(below.whole().contains("val 3.500  gap -0.250"), "{}", below.whole());
+        let averaged = Status { averaged: Some(3.25), ..full() };
+        assert!(averaged.whole().contains("val 3.500  averaged 3.250  gap +0.043"), "{}", averaged.whole());
         let plain = Status { stage: String::new(), skipped: 0, gap: None, ..full() };
         assert_eq!(
             plain.fitting(99),

@@ -9,7 +9,8 @@ use capful_core::ops::Dropout;
 use capful_core::train::{Curriculum, Settings, Stage};
 
 use super::Session;
-use super::checkpoint::{self, TrainerState};
+use super::averages::{Averaged, Kind};
+use super::checkpoint::{self, TrainerState, Wanted};
 use super::directory;
 use super::evaluate::{Evaluator, Score};
 use super::evaluations::{Evaluation, Evaluations, ROSE};
@@ -73,6 +74,8 @@ pub trait Observer {
 pub struct Outcome {
     /// The last evaluation.
     pub score: Score,
+    /// The same of the averages of the weights, where there are any.
+    pub averaged: Option<Score>,
     /// Steps done, over all sessions: fewer than the run has where its patience ended it.
     pub steps: u64,
     /// Whether its patience ended it.
@@ -113,8 +116,8 @@ pub struct Trainer<'a> {
     metrics: Option<Metrics>,
     gauges: Gauges,
     state: TrainerState,
-    /// The last evaluation, and its step.
-    scored: Option<(u64, Score)>,
+    /// The last evaluation, of the weights and of their averages, and its step.
+    scored: Option<(u64, Scores)>,
     /// Steps done before this session.
     first: u64,
     /// The run's directory, until its configuration is the one that trains.
@@ -149,6 +152,14 @@ struct Before {
     step: u64,
     tokens: u64,
     position: Position,
+    averaged: Option<Averaged>,
+}
+
+/// What an evaluation found of the weights, and of their averages where there are any.
+#[derive(Clone, Copy)]
+struct Scores {
+    score: Score,
+    averaged: Option<Score>,
 }
 
 /// A step that was queued.
@@ -194,9 +205,10 @@ impl<'a> Trainer<'a> {
             algorithms: Vec::new(),
             skipped: 0,
             evaluations: (config.eval_every > 0).then(Evaluations::default),
+            averaged: None,
         };
         if let Some((from, saved)) = resume {
-            state = restore(&from, saved, state, &mut session)?;
+            state = restore(&from, saved, state, config, &mut session)?;
             sequences.seek(state.position).map_err(refused)?;
         } else if let Some(origin) = &config.init_from {
             let lasting = session.laid.lasting.clone();
@@ -298,11 +310,13 @@ impl<'a> Trainer<'a> {
     /// Queues a step: its micro-batches and the update. Nothing where the data ended.
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
         let (index, stage) = self.stage(self.state.step);
-        let TrainerState { step, tokens, position, .. } = self.state;
+        let TrainerState { step, tokens, position, averaged, .. } = self.state;
         let rate = self.learning_rate(step, &stage);
         let decay = self.config.decay_factor(rate);
         let settings = Settings::of(step, rate, &self.config.optimizer(), stage.clip, stage.step_tokens());
-        let settings = Settings { decay, ..settings };
+        let next = self.config.averaging().map(|averaging| Averaged::next(&averaging, step, averaged));
+        let (average, averaging) = next.unwrap_or_default();
+        let settings = Settings { decay, average, ..settings };
         let micro_batches = self.session.laid.sections.accumulate[index];
         let ranks = self.session.laid.sections.ranks;
         for micro in 0..micro_batches {
@@ -345,7 +359,8 @@ impl<'a> Trainer<'a> {
         let ticket = self.session.finish()?;
         self.state.step += 1;
         self.state.tokens += stage.step_tokens();
-        let before = Before { step, tokens, position };
+        self.state.averaged = averaging;
+        let before = Before { step, tokens, position, averaged };
         Ok(Some(Submitted { step: self.state.step, tokens: self.state.tokens, ticket, before }))
     }
 
@@ -359,8 +374,9 @@ impl<'a> Trainer<'a> {
 
     /// Ends the run on all ranks after a step in which one of them had no data: saved as it stood before.
     fn end_with_the_lost(&mut self, before: Before) -> TrainError {
-        let Before { step, tokens, position } = before;
+        let Before { step, tokens, position, averaged } = before;
         (self.state.step, self.state.tokens, self.state.position) = (step, tokens, position);
+        self.state.averaged = averaged;
         let lost =
             together::together(self.peers.as_ref(), self.lost.take().map_or(Ok(()), Err), String::clone, |elsewhere| {
                 elsewhere.what
@@ -455,8 +471,20 @@ impl<'a> Trainer<'a> {
         Err(self.failed(format!("step {step}: {what}{before}; lower --lr")))
     }
 
+    /// Scores the held-out documents with the averages in the place of the weights; gives nothing where there are none, and
+    /// no score where a signal came meanwhile. The weights are in their place again then.
+    fn score_averages(&mut self) -> Result<Option<Option<Score>>, DeviceError> {
+        if self.state.averaged.is_none() {
+            return Ok(None);
+        }
+        self.session.exchange()?;
+        let score = self.evaluator.score(&mut self.session, self.validation, &self.stop);
+        self.session.exchange()?;
+        score.map(Some)
+    }
+
     /// Scores the held-out documents; gives nothing where a signal came meanwhile.
-    fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Option<Score>, TrainError> {
+    fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Option<Scores>, TrainError> {
         let score = self.evaluator.score(&mut self.session, self.validation, &self.stop);
         let Some(score) = score.map_err(|e| self.failed_here(e))? else { return Ok(None) };
         let (step, val_loss) = (self.state.step, score.loss());
@@ -465,6 +493,10 @@ impl<'a> Trainer<'a> {
             self.writer.withdraw();
             return Err(self.failed(format!("step {step}: the validation loss is {val_loss}; lower --lr")));
         }
+        let averaged = match self.score_averages().map_err(|e| self.failed_here(e))? {
+            Some(None) => return Ok(None),
+            averaged => averaged.flatten(),
+        };
         let known = self.state.evaluations;
         let train_loss = known.and_then(|evaluations| evaluations.train_loss());
         let (due, sound) = (self.evaluation_is_due(), self.in_a_row == 0);
@@ -478,6 +510,7 @@ impl<'a> Trainer<'a> {
             val_loss_se: score.standard_error(),
             val_tokens: score.tokens,
             val_bits_per_byte: score.bits_a_byte(self.restores),
+            val_loss_averaged: averaged.map(|score| score.loss()),
             train_loss,
             rose,
         };
@@ -490,8 +523,9 @@ impl<'a> Trainer<'a> {
         let opened = rose == ROSE && known.is_some_and(|known| known.rose != rose);
         let lowest = self.state.evaluations.and_then(|evaluations| evaluations.best);
         progress.evaluation(&metrics, lowest.filter(|_| opened));
-        self.scored = Some((step, score));
-        Ok(Some(score))
+        let scores = Scores { score, averaged };
+        self.scored = Some((step, scores));
+        Ok(Some(scores))
     }
 
     /// Whether the step that is done is one after which a run evaluates.
@@ -611,15 +645,15 @@ impl<'a> Trainer<'a> {
         }
         self.conclude(pending.take(), &mut meter, observer, progress)?;
         let scored = self.scored.filter(|(step, _)| *step == self.state.step);
-        let score = match scored {
-            Some((_, score)) => score,
+        let Scores { score, averaged } = match scored {
+            Some((_, scores)) => scores,
             None => {
                 // Before an evaluation, which may take minutes; the checkpoints before it stay until that finds it sound.
                 if self.in_a_row == 0 {
                     self.write(false)?;
                 }
-                let Some(score) = self.evaluate(observer, progress)? else { return Err(self.interrupted()) };
-                score
+                let Some(scores) = self.evaluate(observer, progress)? else { return Err(self.interrupted()) };
+                scores
             }
         };
         self.save()?;
@@ -631,6 +665,7 @@ impl<'a> Trainer<'a> {
         let best = self.state.evaluations.and_then(|evaluations| evaluations.best);
         let outcome = Outcome {
             score,
+            averaged,
             steps: self.state.step,
             impatient: self.is_out_of_patience(),
             seconds,
@@ -659,6 +694,7 @@ fn restore(
     from: &std::path::Path,
     saved: TrainerState,
     fresh: TrainerState,
+    config: &Config,
     session: &mut Session,
 ) -> Result<TrainerState, DeviceError> {
     // Versions that did not look into the files saved another fingerprint of them.
@@ -673,9 +709,13 @@ fn restore(
         }
     }
     let lasting = session.laid.lasting.clone();
-    checkpoint::restore(from, &lasting, true, &mut session.storage())?;
+    // Another kind of average begins anew.
+    let kind = config.averaging().map(|averaging| Kind::of(&averaging));
+    let averaged = saved.averaged.filter(|averaged| Some(averaged.kind) == kind);
+    let wanted = Wanted::Run { averages: averaged.is_some() };
+    checkpoint::restore(from, &lasting, wanted, &mut session.storage())?;
     session.count_history()?;
     let TrainerState { device, version, data, source, validation, evaluations, .. } = fresh;
     let evaluations = evaluations.map(|none| saved.evaluations.unwrap_or(none));
-    Ok(TrainerState { device, version, data, source, validation, evaluations, ..saved })
+    Ok(TrainerState { device, version, data, source, validation, evaluations, averaged, ..saved })
 }

@@ -75,6 +75,51 @@ fn the_same_run_gives_the_same_bits_and_a_resumed_one_too() {
     }
 }
 
+/// Averages of bf16 weights are those of their masters; evaluating with them changes no bit.
+#[test]
+fn weights_in_bf16_are_averaged_as_their_masters() {
+    let dir = directory();
+    let dir = dir.path();
+    let line = |flags: &str, name: &str| {
+        format!(
+            "train --json --device cuda --precision bf16 {SMALL} {RUN} --lr 0.01 --steps 6 --save-every 1 --keep 9 \
+             --eval-every 2 {flags} --out {name}"
+        )
+    };
+    host(dir, &line("", "live")).ok();
+    let algorithms = "--algorithms live/plan.json";
+    let last = host(dir, &line(&format!("--ema 0.75 {algorithms}"), "ema")).ok().json_lines().pop().unwrap();
+    assert_same(dir, "live", "ema", 6);
+    let tensors = |step: u32, file: &str| safetensors::read(&dir.join(format!("ema/checkpoint-{step:08}/{file}")));
+    let (mut expected, mut sum) = (BTreeMap::<String, Vec<f64>>::new(), 0.0);
+    for step in 1..=6 {
+        sum = 0.75 * sum + 1.0;
+        let masters = tensors(step, "optimizer.safetensors");
+        let masters = masters.iter().filter_map(|(name, tensor)| Some((name.strip_prefix("master.")?, tensor)));
+        for (name, tensor) in masters {
+            let average = expected.entry(name.to_owned()).or_insert_with(|| vec![0.0; tensor.numbers().len()]);
+            average.iter_mut().zip(tensor.numbers()).for_each(|(a, w)| *a += (f64::from(w) - *a) / sum);
+        }
+        let found = tensors(step, "averaged.safetensors");
+        assert!(found.keys().eq(expected.keys()) && found.keys().eq(tensors(step, "model.safetensors").keys()));
+        for (name, tensor) in &found {
+            assert_eq!(tensor.dtype, "F32");
+            for (a, b) in tensor.numbers().iter().zip(&expected[name]) {
+                assert!((f64::from(*a) - b).abs() < 1e-6, "{name} after {step}: {a}, not {b}");
+            }
+        }
+    }
+    // The run evaluates bf16 of them, and so does who reads them.
+    let averaged = host(dir, "eval --json --run ema --averaged").ok().json()["loss"].as_f64().unwrap();
+    let [in_run, live] = ["val_loss_averaged", "val_loss"].map(|key| last[key].as_f64().unwrap());
+    assert!((averaged - in_run).abs() < 1e-6 && (averaged - live).abs() > 1e-4, "{averaged} {in_run} {live}");
+    // A run that was interrupted has the same.
+    host(dir, &line(&format!("--ema 0.75 {algorithms}"), "half").replace("--steps 6", "--steps 3")).ok();
+    host(dir, "train --json --resume --steps 6 --out half").ok();
+    let of = |run: &str| bytes(dir, run, 6, "averaged.safetensors");
+    assert!(of("half") == of("ema"));
+}
+
 #[test]
 fn muon_trains_and_resumes_on_a_gpu_as_on_the_processor() {
     let dir = directory();

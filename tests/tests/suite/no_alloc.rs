@@ -93,7 +93,7 @@ fn train() -> Option<()> {
     let control = lasting.control;
     let mut losses = [0.0; 2];
     for (step, loss) in (0..).zip(&mut losses) {
-        let settings = <[f32; 15]>::from(Settings::of(step, 1e-2, &optimizer, 1.0, 12));
+        let settings = <[f32; 16]>::from(Settings::of(step, 1e-2, &optimizer, 1.0, 12));
         floats(&mut device.arena, control.settings, |i| settings[i]);
         model.micro_batch(&mut device, &lasting, &training, &stage, true).ok()?;
         model.update(&mut device, &lasting, None).ok()?;

@@ -45,7 +45,7 @@ fn rules_move_as_pytorchs_optimizers() {
             weight: lay(&mut words, &mut used, &weights),
             remainder: None,
             gradient: lay(&mut words, &mut used, &numbers(&gradients[0])),
-            settings: lay(&mut words, &mut used, &<[f32; 15]>::from(settings)),
+            settings: lay(&mut words, &mut used, &<[f32; 16]>::from(settings)),
             results: lay(&mut words, &mut used, &<[f32; 2]>::from(Results { loss: 0.0, squared_norm: 1.0 })),
             group: Group::Matrix,
             rate: 1.0,

@@ -6,7 +6,7 @@ use super::{NeuroGen, Pass, Rule};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, WiringPart};
 use crate::model::activations::larger;
-use crate::model::checks::check_frozen;
+use crate::model::checks::check_updater;
 use crate::model::family::{
     Batch, Capability, Control, Family, Gauge, Measure, MicroBatch, ModelError, Purpose, UNLEARNT,
 };
@@ -51,6 +51,8 @@ impl NeuroGen {
 
 /// Why a step is one micro-batch.
 const ONE_MICRO_BATCH: &str = "a NeuroGen moves its decoder in every micro-batch";
+/// Why it has no averages.
+const AVERAGES: &str = "a NeuroGen moves its decoder, its embedding and its thresholds within a step";
 
 impl Family for NeuroGen {
     type Lasting = Lasting;
@@ -72,6 +74,7 @@ impl Family for NeuroGen {
             Capability::Bf16Gradients => "a NeuroGen's gradients are f32",
             Capability::Attention => "a NeuroGen has no attention",
             Capability::Integers => "a NeuroGen has no weights in integers",
+            Capability::Averages => AVERAGES,
             Capability::Frozen(_) => {
                 "a NeuroGen's backward pass forms every gradient; --set rule=frozen freezes its synapses"
             }
@@ -240,7 +243,7 @@ impl Family for NeuroGen {
             return Err(OperationError::Unsupported(ONE_MICRO_BATCH));
         }
         let learning = lasting.learning.as_ref().ok_or(UNLEARNT)?;
-        check_frozen(self, &learning.updater)?;
+        check_updater(self, &learning.updater)?;
         let (w, c, grads) = (&lasting.network.weights, &learning.kept.serve(&t.segment), &learning.gradients);
         self.inhibit(device, lasting)?;
         self.resume(device, &learning.kept, c)?;
@@ -294,6 +297,10 @@ impl Family for NeuroGen {
     fn update(&self, device: &mut dyn Device, lasting: &Lasting, room: Option<&Room>) -> Result<(), OperationError> {
         lasting.learning.as_ref().ok_or(UNLEARNT)?.updater.update(device, &lasting.control, room)?;
         self.inhibit(device, lasting)
+    }
+
+    fn exchange(&self, _: &mut dyn Device, _: &Lasting) -> Result<(), OperationError> {
+        Err(OperationError::Unsupported(AVERAGES))
     }
 
     fn evaluate(

@@ -11,7 +11,7 @@ use super::weights::Weights;
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
 use crate::model::activations::{Keep, larger};
-use crate::model::checks::{check_frozen, check_micro_batch};
+use crate::model::checks::{check_micro_batch, check_updater};
 use crate::model::family::{Batch, Capability, Control, Family, MicroBatch, ModelError, Products, Purpose, UNLEARNT};
 use crate::model::{Activation, Parameter, Parameters as _, Recompute};
 use crate::ops::{HeadLoss, IntegerProduct, Pattern, QuantisedProduct};
@@ -56,7 +56,7 @@ impl Transformer {
     fn learning<'a>(&self, lasting: &'a Lasting) -> Result<&'a Learning<Weights>, OperationError> {
         let missing = if lasting.network.integers.is_some() { OperationError::Untrainable } else { UNLEARNT };
         let learning = lasting.learning.as_ref().ok_or(missing)?;
-        check_frozen(self, &learning.updater)?;
+        check_updater(self, &learning.updater)?;
         Ok(learning)
     }
 }
@@ -108,7 +108,8 @@ impl Family for Transformer {
 
     fn lacks(&self, capability: Capability) -> Option<&'static str> {
         match capability {
-            Capability::Accumulation | Capability::Bf16Gradients | Capability::Attention | Capability::Integers => None,
+            Capability::Accumulation | Capability::Bf16Gradients | Capability::Attention => None,
+            Capability::Integers | Capability::Averages => None,
             // A chunk of logits makes room for the next one, so the gradient that they give is formed at once.
             Capability::Frozen(Group::Head) => Some(LOGITS),
             Capability::Frozen(Group::Embedding) if self.tied => Some(LOGITS),
@@ -251,6 +252,10 @@ impl Family for Transformer {
     fn update(&self, device: &mut dyn Device, lasting: &Lasting, room: Option<&Room>) -> Result<(), OperationError> {
         self.learning(lasting)?.updater.update(device, &lasting.control, room)?;
         lasting.scales.iter().flatten().try_for_each(|scales| scales.update(device))
+    }
+
+    fn exchange(&self, device: &mut dyn Device, lasting: &Lasting) -> Result<(), OperationError> {
+        self.learning(lasting)?.updater.exchange(device)
     }
 
     fn evaluate(

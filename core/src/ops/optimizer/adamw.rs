@@ -126,6 +126,7 @@ mod tests {
         factored: f32::NAN,
         corrections: [[0.1, 0.05], [f32::NAN; 2], [f32::NAN; 2], [f32::NAN; 2], [f32::NAN; 2]],
         decay: 0.5,
+        average: f32::NAN,
     };
 
     fn case(b: &mut Bench<256>, squared_norm: f32) -> AdamW {
@@ -159,7 +160,7 @@ mod tests {
             let corrections = [1.0 - libm::pow(0.9, f64::from(t)), 1.0 - libm::pow(0.95, f64::from(t))];
             let mut settings = SETTINGS;
             settings.corrections[Group::Vector.index()] = corrections.map(|c| c as f32);
-            b.set(op.moved.settings, &<[f32; 15]>::from(settings));
+            b.set(op.moved.settings, &<[f32; 16]>::from(settings));
             b.run(op);
             for i in 0..13 {
                 // A norm of 4 against a clip of 2: half the gradient.

@@ -222,6 +222,7 @@ mod tests {
         factored: 0.1,
         corrections: [[f32::NAN; 2]; 5],
         decay: f32::NAN,
+        average: f32::NAN,
     };
 
     fn decoder(b: &mut B, loss: f32) -> FactoredUpdate {
@@ -251,7 +252,7 @@ mod tests {
         let beta2 = f64::from(op.beta2);
         for step in 1..=2 {
             let correction = 1.0 - libm::pow(beta2, f64::from(step));
-            b.set(op.settings, &<[f32; 15]>::from(Settings { factored: correction as f32, ..SETTINGS }));
+            b.set(op.settings, &<[f32; 16]>::from(Settings { factored: correction as f32, ..SETTINGS }));
             b.run(op);
             let g = |v: usize, d: usize| (0..7).map(|r| dz[r * 4 + v] * x[r * 5 + d]).sum::<f64>();
             let mean = columns.iter().sum::<f64>() / 5.0;

@@ -1,6 +1,7 @@
-//! Updates of parameters, and the norm that they are clipped by.
+//! Updates of parameters, the norm that they are clipped by, and their averages.
 
 mod adamw;
+mod average;
 mod cut;
 mod factored;
 mod lion;
@@ -14,6 +15,7 @@ mod sgd;
 mod squared_norm;
 
 pub use adamw::{AdamW, AdamWFactors};
+pub use average::{Average, Exchange};
 pub use cut::Cut;
 pub use factored::{EmbedUpdate, FactoredUpdate};
 pub use lion::Lion;

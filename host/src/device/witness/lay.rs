@@ -146,7 +146,7 @@ impl Lay {
 
     /// These settings of a step.
     pub fn settings(&mut self, settings: Settings) -> Region {
-        self.values([1, 1, 1, Settings::LEN as u32], <[f32; 15]>::from(settings).to_vec())
+        self.values([1, 1, 1, Settings::LEN as u32], <[f32; 16]>::from(settings).to_vec())
     }
 
     /// These results.

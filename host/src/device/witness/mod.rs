@@ -59,6 +59,7 @@ macro_rules! tests {
                 matrices_are_gathered_and_moved
                 a_decoder_is_updated_tile_by_tile
                 an_embedding_is_updated_where_it_was_used
+                averages_and_their_exchange_with_the_weights
             }
             pointwise {
                 gelu
@@ -108,6 +109,7 @@ const SETTINGS: Settings = Settings {
     factored: 0.1,
     corrections: [[0.2, 0.1], [0.3, 0.15], [0.4, 0.25], [0.5, 0.35], [0.6, 0.45]],
     decay: 0.7,
+    average: 0.375,
 };
 
 /// Those settings, and results with this loss.

@@ -2,13 +2,14 @@
 
 use capful_core::memory::{Dtype, Sections, Sharing};
 use capful_core::ops::{
-    AdamW, Cut, EmbedUpdate, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Moved, Orthogonalise, PieceNorms,
-    RowFactors, Sgd, SquaredNorm, SumNorms,
+    AdamW, Average, Cut, EmbedUpdate, Exchange, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Moved, Orthogonalise,
+    PieceNorms, RowFactors, Sgd, SquaredNorm, SumNorms,
 };
 use capful_core::optimizer::Group;
 use capful_core::random::Random;
+use capful_core::train::Settings;
 
-use super::{Lay, Witness, control, drawn, matrix, vector};
+use super::{Lay, SETTINGS, Witness, control, drawn, matrix, vector};
 
 pub fn squared_norm(w: &mut impl Witness) {
     for count in [1, 255, 16_383, 16_384, 16_385, 200_001] {
@@ -96,6 +97,32 @@ pub fn rules(w: &mut impl Witness, split: bool) {
                 Sgd { moved: in_halves(l, moved, &values, split), buffer, momentum }
             });
         }
+    }
+}
+
+/// Weights like `values`, whose bf16 are `split`, and their average after a step of this factor and norm.
+pub fn average(l: &mut Lay, values: &[f32], split: bool, [c, squared_norm]: [f32; 2]) -> Average {
+    let shape = vector(values.len() as u32);
+    let weight = if split { l.kept(shape, values.to_vec()) } else { l.values(shape, values.to_vec()) };
+    Average {
+        weight,
+        average: l.exact(shape, 1.0),
+        settings: l.settings(Settings { average: c, ..SETTINGS }),
+        results: l.results(0.5, squared_norm),
+        remainder: if split { l.remainders(shape, values) } else { None },
+    }
+}
+
+pub fn averages_and_their_exchange_with_the_weights(w: &mut impl Witness) {
+    for count in [1, 7, 1000, 70_003] {
+        let values = normal(count);
+        for control in [[0.375, 9.0], [1.0, 9.0], [1.0, f32::NAN], [0.0, 9.0], [0.375, f32::INFINITY]] {
+            w.case(|l| average(l, &values, false, control));
+        }
+        w.case(|l| {
+            let Average { weight, average, .. } = average(l, &values, false, [0.5, 1.0]);
+            Exchange { weight, remainder: None, average }
+        });
     }
 }
 

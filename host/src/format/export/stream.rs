@@ -26,13 +26,12 @@ pub struct Checkpoint<'s> {
 }
 
 impl<'s> Checkpoint<'s> {
-    /// Opens `model.safetensors` of the directory `dir`. `stop` is raised where the work is to end.
+    /// Opens the file of weights at `path`. `stop` is raised where the work is to end.
     ///
     /// # Errors
     /// A file that is missing or damaged.
-    pub fn open(dir: &Path, stop: &'s AtomicBool) -> Result<Checkpoint<'s>, ExportError> {
-        let path = dir.join("model.safetensors");
-        let file = TensorFile::open(&path)?;
+    pub fn open(path: &Path, stop: &'s AtomicBool) -> Result<Checkpoint<'s>, ExportError> {
+        let file = TensorFile::open(path)?;
         Ok(Checkpoint { file, path: path.display().to_string(), stop, numbers: Vec::new(), bytes: Vec::new() })
     }
 

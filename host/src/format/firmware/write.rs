@@ -15,7 +15,7 @@ use crate::format::export::{ExportError, Place, Written};
 use crate::plan::Sections;
 use crate::regular;
 use crate::run::Session;
-use crate::run::checkpoint;
+use crate::run::checkpoint::{self, Weights};
 use crate::run::directory::{self, Trained};
 
 /// Weights, their scales and tables of a model as a chip has them, and where they are now.
@@ -76,14 +76,14 @@ pub struct Exported {
     pub files: Vec<(PathBuf, u64)>,
 }
 
-/// Writes the image of the run in `dir` to `out`, and its sizes as Rust constants beside it, under the same name with
+/// Writes the image of these weights of the run in `dir` to `out`, and its sizes as Rust constants beside it, under the same name with
 /// `.rs`. Neither may be there. Matrices and tables become `weights`, where that is integers. The sizes are those of
 /// `context` positions: see [`positions`]. Without `tokenizer` it takes and gives ids.
 ///
 /// # Errors
 /// No run, no complete checkpoint, a tokenizer that a chip does not have, weights that the family does not have, the file system.
 pub fn export(
-    dir: &Path,
+    (dir, of): (&Path, Weights),
     out: &Path,
     weights: Option<Integer>,
     context: Option<u32>,
@@ -107,7 +107,7 @@ pub fn export(
     let constants_place = Place::new(&constants)?;
     let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
     let from = checkpoint::latest(dir)?;
-    let Trained { mut session, tokenizer: spoken } = Trained::load(dir, &config, &sections)?;
+    let Trained { mut session, tokenizer: spoken } = Trained::load(dir, of, &config, &sections)?;
     let model = described(&config);
     let vocabulary = if tokenizer { vocabulary(spoken.as_ref(), model.ids())? } else { none() };
     let bytes = match &model {

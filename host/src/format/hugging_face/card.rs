@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use capful_core::model::Transformer;
+use capful_core::train::Averaging;
 
 use crate::config::human_bytes;
 use crate::format::export::{Architecture, Element, Stored};
@@ -29,6 +30,8 @@ pub struct Card {
     pub tokens: Option<u64>,
     /// The last evaluation.
     pub score: Option<EvalMetrics>,
+    /// How its weights are averaged, where they are.
+    pub averaging: Option<Averaging>,
     /// How it is trained again.
     pub recipe: Recipe,
     /// The version of capful that trained it.
@@ -120,6 +123,15 @@ impl Card {
         }
         if let (Some(step), Some(tokens)) = (self.step, self.tokens) {
             writeln!(text, "| Trained{further} on | {} tokens, {} steps |", grouped(tokens), grouped(step))?;
+        }
+        match self.averaging {
+            Some(Averaging::Exponential(decay)) => {
+                writeln!(text, "| Weights are | an exponential moving average over steps, decay {decay} |")?;
+            }
+            Some(Averaging::Last { count, .. }) => {
+                writeln!(text, "| Weights are | the mean of those after each of the last {} steps |", grouped(count))?;
+            }
+            None => {}
         }
         if let Some(score) = self.score {
             let error = score.val_loss_se.map_or_else(String::new, |error| format!(" ± {error:.4} (standard error)"));

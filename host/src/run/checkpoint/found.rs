@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{CheckpointError, DONE, MODEL, OPTIMIZER, STATE, TEMPORARY, check, io_at, read_state};
+use super::{AVERAGES, CheckpointError, DONE, MODEL, OPTIMIZER, STATE, TEMPORARY, check, io_at, read_state};
 
 /// Removes a checkpoint; one that is gone already is removed.
 pub(in crate::run) fn remove(checkpoint: &Path) -> io::Result<()> {
@@ -118,7 +118,7 @@ pub fn best(run: &Path) -> Result<PathBuf, CheckpointError> {
 
 /// The checkpoint, whose files but for the tensors were checked.
 fn without_tensors(checkpoint: PathBuf) -> Result<PathBuf, CheckpointError> {
-    check(&checkpoint, |name| ![MODEL, OPTIMIZER].contains(&name)).map(|()| checkpoint)
+    check(&checkpoint, |name| ![MODEL, OPTIMIZER, AVERAGES].contains(&name)).map(|()| checkpoint)
 }
 
 #[cfg(test)]

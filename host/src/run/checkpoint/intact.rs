@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::found::step_of;
-use super::{CheckpointError, DONE, MODEL, complete, io_at, sync_dir, write_file};
+use super::{CheckpointError, DONE, Weights, complete, io_at, sync_dir, write_file};
 use crate::digest::{self, DigestError, Digests};
 
 /// Marks the files of `dir` as a complete checkpoint. Digests that are not `known` are made through `piece`.
@@ -68,10 +68,10 @@ fn instead_of(checkpoint: &Path) -> String {
     }
 }
 
-/// Whether the weights of a checkpoint are those that were written.
+/// Whether these weights of a checkpoint are those that were written.
 ///
 /// # Errors
 /// As [`check`].
-pub fn check_weights(checkpoint: &Path) -> Result<(), CheckpointError> {
-    check(checkpoint, |name| name == MODEL)
+pub fn check_weights(checkpoint: &Path, weights: Weights) -> Result<(), CheckpointError> {
+    check(checkpoint, |name| name == weights.file())
 }

@@ -7,6 +7,7 @@
 mod found;
 mod intact;
 mod restore;
+mod weights;
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -26,13 +27,16 @@ use crate::disk;
 use crate::format::safetensors::{self, TensorFileError};
 use crate::ranks::{SharedPeers, together};
 use crate::regular;
+use crate::run::averages::Averaged;
 use crate::run::evaluations::Evaluations;
 
 pub use found::{best, complete, discard, last, latest, of_step, sweep};
 pub(super) use found::{name_of, remove};
 pub(super) use intact::mark;
 pub use intact::{check, check_weights, compare, digests};
-pub use restore::restore;
+pub use restore::{Wanted, restore};
+pub use weights::Weights;
+use weights::{averages, with_prefix};
 
 /// Where a run stood.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -66,6 +70,9 @@ pub struct TrainerState {
     /// What the evaluations on the way have shown, where there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evaluations: Option<Evaluations>,
+    /// The weights that are averaged, where they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub averaged: Option<Averaged>,
 }
 
 impl TrainerState {
@@ -101,6 +108,13 @@ pub enum CheckpointError {
     /// The tokenizer's file.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// It has no averaged weights.
+    #[error(
+        "{path} has no averaged weights: a run has them from its first step on with --ema D, and in its last K steps with \
+         --average K; leave --averaged away",
+        path = .0.display()
+    )]
+    NotAveraged(PathBuf),
     /// There is none.
     #[error("{path} holds no complete checkpoint; nothing can be resumed or run from it", path = .0.display())]
     None(PathBuf),
@@ -158,6 +172,8 @@ pub struct Writer {
     keep_best: bool,
     weights: Vec<Entry>,
     optimizer: Vec<Entry>,
+    /// The averages by the names of their weights, and the weights that have none; nothing where there are no averages.
+    averages: Vec<Entry>,
     config: Vec<u8>,
     tokenizer: Arc<dyn Tokenizer>,
     staging: Vec<u8>,
@@ -183,6 +199,8 @@ const MASTER: &str = "master.";
 /// The weights, and what the optimizer and the next step need besides.
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
+/// The averaged weights, under the names of the weights.
+const AVERAGES: &str = "averaged.safetensors";
 /// Bytes copied at once between device and file.
 const STAGING: usize = 1 << 20;
 
@@ -214,6 +232,7 @@ impl Writer {
             keep_best,
             weights: saved(lasting, &[Role::Weight]),
             optimizer: saved(lasting, &[Role::Master, Role::Moment, Role::State]),
+            averages: averages(lasting),
             config,
             tokenizer,
             staging: vec![0; STAGING],
@@ -303,22 +322,31 @@ impl Writer {
         let together = |done| together(peers.as_ref(), done);
         together(if self.rank == 0 { self.begin(temporary, state) } else { Ok(()) })?;
         let part = [self.rank, peers.as_ref().map_or(1, |peers| peers.borrow().count())];
-        let Writer { weights, optimizer, staging, .. } = self;
-        let mut digests = [None; 2];
-        let files = [(MODEL, &*weights), (OPTIMIZER, optimizer)];
-        let written = files.into_iter().zip(&mut digests).try_for_each(|((name, entries), digest)| {
+        let files = self.files(state).map(|file| file.map(|(name, _)| name));
+        let Writer { weights, optimizer, averages, staging, .. } = self;
+        let mut digests = [MODEL, OPTIMIZER, AVERAGES].map(|name| (name, None));
+        let written = files.into_iter().flatten().zip(&mut digests).try_for_each(|(name, (_, digest))| {
+            let entries = match name {
+                MODEL => &*weights,
+                OPTIMIZER => &*optimizer,
+                _ => &*averages,
+            };
             *digest = safetensors::write_part(&temporary.join(name), [entries, weights], device, staging, part)?;
             Ok(())
         });
         together(written.map_err(CheckpointError::Tensors))?;
-        together(if self.rank == 0 { self.finish(temporary, last, digests) } else { Ok(()) })
+        together(if self.rank == 0 { self.finish(temporary, last, &digests) } else { Ok(()) })
     }
 
-    /// Marks a checkpoint that is written as complete and gives it its name. `digests` are those of the model's and the
-    /// optimizer's files, where they are known.
-    fn finish(&mut self, temporary: &Path, last: &Path, digests: [Option<u64>; 2]) -> Result<(), CheckpointError> {
-        let [model, optimizer] = digests;
-        mark(temporary, &[(MODEL, model), (OPTIMIZER, optimizer)], &mut self.staging)?;
+    /// Marks a checkpoint that is written as complete and gives it its name. `digests` are those of the files of
+    /// tensors, where they are known.
+    fn finish(
+        &mut self,
+        temporary: &Path,
+        last: &Path,
+        digests: &[(&str, Option<u64>)],
+    ) -> Result<(), CheckpointError> {
+        mark(temporary, digests, &mut self.staging)?;
         if last.exists() {
             fs::remove_dir_all(last).map_err(io_at(last))?;
         }
@@ -338,12 +366,18 @@ impl Writer {
         });
     }
 
+    /// The files of tensors of a checkpoint of `state`, and what is in them.
+    fn files(&self, state: &TrainerState) -> [Option<(&'static str, &[Entry])>; 3] {
+        let averages = state.averaged.filter(|_| !self.averages.is_empty()).map(|_| (AVERAGES, &self.averages[..]));
+        [Some((MODEL, &self.weights)), Some((OPTIMIZER, &self.optimizer)), averages]
+    }
+
     /// Makes everything but the tensors' numbers.
     fn begin(&self, dir: &Path, state: &TrainerState) -> Result<(), CheckpointError> {
         let _ = fs::remove_dir_all(dir);
         fs::create_dir(dir).map_err(io_at(dir))?;
-        safetensors::begin(&dir.join(MODEL), &self.weights)?;
-        safetensors::begin(&dir.join(OPTIMIZER), &self.optimizer)?;
+        let mut files = self.files(state).into_iter().flatten();
+        files.try_for_each(|(name, entries)| safetensors::begin(&dir.join(name), entries))?;
         write_file(&dir.join("config.json"), &self.config)?;
         write_state(&dir.join(STATE), state)?;
         // From memory: the run's own file may have been damaged since it was read.
@@ -450,6 +484,7 @@ mod tests {
             algorithms: Vec::new(),
             skipped: 0,
             evaluations: None,
+            averaged: None,
         }
     }
 
@@ -598,7 +633,7 @@ mod tests {
 
         let restored = || {
             let mut fresh = Allocation::new(bytes).unwrap();
-            restore(&checkpoint, &entries, true, &mut fresh).unwrap();
+            restore(&checkpoint, &entries, Wanted::Run { averages: false }, &mut fresh).unwrap();
             bytes_of(&mut fresh, bytes)
         };
         let before = bytes_of(&mut memory, bytes);
@@ -634,7 +669,7 @@ mod tests {
         writer(dir.path(), 1, &precise).save(&mut memory, &state(1), true).unwrap();
         let (mut expected, mut found) = (Allocation::new(bytes).unwrap(), Allocation::new(bytes).unwrap());
         put(&entries, &numbers, &mut expected);
-        restore(&dir.path().join(name_of(1)), &entries, true, &mut found).unwrap();
+        restore(&dir.path().join(name_of(1)), &entries, Wanted::Run { averages: false }, &mut found).unwrap();
         assert!(bytes_of(&mut found, bytes) == bytes_of(&mut expected, bytes));
     }
 }

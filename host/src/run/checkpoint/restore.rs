@@ -5,14 +5,38 @@ use std::path::Path;
 use std::thread;
 
 use capful_core::integer::Integer;
-use capful_core::memory::{Dtype, Entry, Role, Slot};
+use capful_core::memory::{Dtype, Entry, Role};
 
-use super::{CheckpointError, MASTER, MODEL, OPTIMIZER, STAGING, check, saved};
+use super::{AVERAGES, CheckpointError, MASTER, MODEL, OPTIMIZER, STAGING, Weights, check, saved, with_prefix};
 use crate::device::Storage;
 use crate::format::quantise;
 use crate::format::safetensors::TensorFile;
 
-/// Reads the weights, and where `optimizer` says so what the optimizer remembers. Meanwhile their digests are compared.
+/// What is read of a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Weights alone.
+    Weights(Weights),
+    /// What a run goes on from.
+    Run {
+        /// With the averages of its weights.
+        averages: bool,
+    },
+}
+
+impl Wanted {
+    /// The files of tensors.
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Wanted::Weights(Weights::Last) => &[MODEL],
+            Wanted::Weights(Weights::Averaged) => &[AVERAGES],
+            Wanted::Run { averages: false } => &[MODEL, OPTIMIZER],
+            Wanted::Run { averages: true } => &[MODEL, OPTIMIZER, AVERAGES],
+        }
+    }
+}
+
+/// Reads what is wanted. Meanwhile the files' digests are compared.
 ///
 /// # Errors
 /// A file that is missing, damaged or of another model, which then changed nothing; weights that are not finite; numbers
@@ -20,15 +44,21 @@ use crate::format::safetensors::TensorFile;
 pub fn restore(
     checkpoint: &Path,
     lasting: &[Entry],
-    optimizer: bool,
+    wanted: Wanted,
     device: &mut dyn Storage,
 ) -> Result<(), CheckpointError> {
+    if let Wanted::Weights(weights) = wanted {
+        weights.require(checkpoint)?;
+    }
     thread::scope(|scope| {
-        let of = |name: &'static str| scope.spawn(move || check(checkpoint, |other| other == name));
-        let checks = [Some(of(MODEL)), optimizer.then(|| of(OPTIMIZER))];
-        let read = read_tensors(checkpoint, lasting, optimizer, device);
+        let of = |name: &&'static str| {
+            let name = *name;
+            scope.spawn(move || check(checkpoint, |other| other == name))
+        };
+        let checks: Vec<_> = wanted.files().iter().map(of).collect();
+        let read = read_tensors(checkpoint, lasting, wanted, device);
         // Of a file that was changed that is said, whatever else is wrong with it.
-        let checked = checks.into_iter().flatten().try_for_each(|check| match check.join() {
+        let checked = checks.into_iter().try_for_each(|check| match check.join() {
             Ok(checked) => checked,
             Err(panic) => resume_unwind(panic),
         });
@@ -39,23 +69,21 @@ pub fn restore(
 fn read_tensors(
     checkpoint: &Path,
     lasting: &[Entry],
-    optimizer: bool,
+    wanted: Wanted,
     device: &mut dyn Storage,
 ) -> Result<(), CheckpointError> {
     let mut staging = vec![0; STAGING];
-    let mut model = TensorFile::open(&checkpoint.join(MODEL))?;
-    let weights = saved(lasting, &[Role::Weight]);
-    if !optimizer {
+    let open = |name: &str| TensorFile::open(&checkpoint.join(name));
+    if let Wanted::Weights(of) = wanted {
+        let (mut model, weights) = (open(of.file())?, saved(lasting, &[Role::Weight]));
         let (integers, floats): (Vec<Entry>, _) = weights.iter().partition(|e| Integer::of(e.slot.dtype).is_some());
         model.read_into(&floats, device, &mut staging)?;
         let scales = saved(lasting, &[Role::Scale]);
         return Ok(quantise::read_into(&mut model, &integers, &scales, device)?);
     }
-    let mut rest = TensorFile::open(&checkpoint.join(OPTIMIZER))?;
+    let (mut model, mut rest) = (open(MODEL)?, open(OPTIMIZER)?);
     // The f32 parameters: masters where the run that saved them kept the weights in fewer bits, else the weights.
-    let called = |entries: &[Entry], prefix| -> Vec<Entry> {
-        entries.iter().map(|e| Entry { slot: Slot { prefix, ..e.slot }, ..*e }).collect()
-    };
+    let called = |entries: &[Entry], prefix| -> Vec<Entry> { entries.iter().map(|e| with_prefix(e, prefix)).collect() };
     let (reduced, precise): (Vec<Entry>, Vec<Entry>) =
         saved(lasting, &[Role::Weight, Role::Master]).into_iter().partition(|e| e.slot.dtype == Dtype::Bf16);
     model.read_into(&reduced, device, &mut staging)?;
@@ -68,5 +96,10 @@ fn read_tensors(
     let there = |e: &Entry| e.slot.role == Role::State && rest.has(e.slot.prefix);
     let state: Vec<Entry> = lasting.iter().filter(|e| there(e)).copied().collect();
     rest.read_into(&state, device, &mut staging)?;
-    Ok(rest.read_into(&saved(lasting, &[Role::Moment]), device, &mut staging)?)
+    rest.read_into(&saved(lasting, &[Role::Moment]), device, &mut staging)?;
+    if wanted == (Wanted::Run { averages: true }) {
+        let averages = called(&saved(lasting, &[Role::Average]), "");
+        open(AVERAGES)?.read_into(&averages, device, &mut staging)?;
+    }
+    Ok(())
 }

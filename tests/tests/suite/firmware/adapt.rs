@@ -7,6 +7,7 @@ use capful_core::train::Settings;
 use capful_core::vocab::{FINGERPRINT, fingerprint};
 use capful_host::device::Storage as _;
 use capful_host::plan::{Constants, Sections};
+use capful_host::run::checkpoint::Weights;
 use capful_host::run::directory::{self, Trained};
 use capful_host::run::{Rows, Session};
 use capful_tests::binary::host;
@@ -48,7 +49,8 @@ fn adapted_on_the_host(dir: &Path, learnt: &str) -> Adapted {
         constants: Constants { optimizer: OPTIMIZER, pattern: ADAPT.pattern },
         weights: None,
     };
-    let Trained { mut session, tokenizer } = Trained::load(&dir.join("run"), &config, &sections).unwrap();
+    let Trained { mut session, tokenizer } =
+        Trained::load(&dir.join("run"), Weights::Last, &config, &sections).unwrap();
     let ids = [learnt, HELD].map(|text| {
         let mut ids = vec![];
         tokenizer.encode(text, &mut ids).unwrap();

@@ -1,6 +1,7 @@
 //! Updates of parameters, and the norm that they are clipped by.
 
 mod adamw;
+mod average;
 mod factored;
 mod matrix_momentum;
 mod matrix_move;

@@ -34,6 +34,7 @@ const SETTINGS: Settings = Settings {
     factored: 0.01,
     corrections: [[0.1, 0.01]; 5],
     decay: 1.0,
+    average: 0.0,
 };
 /// An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of zeros.
 const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.99], 0.1, 0.1);

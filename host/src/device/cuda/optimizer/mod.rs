@@ -1,6 +1,7 @@
-//! Updates of parameters, and the norm that they are clipped by.
+//! Updates of parameters, the norm that they are clipped by, and their averages.
 
 mod adamw;
+mod average;
 mod factored;
 mod lion;
 mod matrix_momentum;

@@ -1,6 +1,6 @@
 //! What only a GPU has of the operations: rows of NaN, kernels of some shapes, weights in halves.
 
-use capful_core::ops::{AdamW, Embed, EmbedGrad, Moved, NormKind};
+use capful_core::ops::{AdamW, Embed, EmbedGrad, Exchange, Moved, NormKind};
 use capful_core::optimizer::Group;
 use capful_core::remainder;
 use capful_core::train::Settings;
@@ -8,7 +8,7 @@ use capful_core::train::Settings;
 use super::bench::{Bench, share};
 use crate::device::cuda::Precision;
 use crate::device::witness::norm::{Form, norm_grad};
-use crate::device::witness::optimizer::{adamw, in_halves, normal};
+use crate::device::witness::optimizer::{adamw, average, in_halves, normal};
 use crate::device::witness::{Lay, drawn};
 
 /// A row of such an id is NaN, and its gradient goes nowhere. What lies behind the tables here is numbers.
@@ -90,6 +90,41 @@ fn a_bf16_weight_and_its_remainder_are_the_f32_that_moves_alone() {
             assert!(still <= 1, "{count}: {still} weights did not move");
             values = next;
         }
+    }
+}
+
+/// Values that are halfway between two bf16 among them.
+#[test]
+fn averages_of_bf16_weights_are_those_of_their_masters_and_can_be_exchanged() {
+    let mut bench = Bench::new();
+    let split = |x: &f32| remainder::split(*x);
+    let joined = |x: &f32| remainder::join(split(x).0, split(x).1);
+    for count in [7, 70_003] {
+        let mut values: Vec<f32> = normal(count).iter().map(joined).collect();
+        (values[0], values[1]) = (joined(&f32::from_bits(0x3f80_8000)), f32::from_bits(0x3f81_8000));
+        for control in [[0.375, 9.0], [1.0, f32::NAN], [0.0, 9.0]] {
+            let alone = bench.left(Precision::F32, &|l| average(l, &values, false, control));
+            let halves = bench.left(Precision::Bf16, &|l| average(l, &values, true, control));
+            let expected: Vec<f32> = alone[1].iter().map(|x| if control[0] == 0.0 { *x } else { joined(x) }).collect();
+            assert!(halves[1] == expected, "{count} {control:?}");
+            // The weights stay.
+            let weights: Vec<u16> = halves[0].iter().map(|w| (w.to_bits() >> 16) as u16).collect();
+            assert!(weights.iter().zip(&values).all(|(w, x)| *w == split(x).0));
+        }
+        // What a step has averaged goes there and back.
+        let averages: Vec<f32> = normal(count).iter().rev().map(joined).collect();
+        let exchange = |weights: &[f32], averages: &[f32], bench: &mut Bench| {
+            let shape = [1, 1, 1, count];
+            let left = bench.left(Precision::Bf16, &|l: &mut Lay| Exchange {
+                weight: l.kept(shape, weights.to_vec()),
+                average: l.values(shape, averages.to_vec()),
+                remainder: l.remainders(shape, weights),
+            });
+            let halves = left[0].iter().zip(&left[2]);
+            let masters = halves.map(|(w, r)| remainder::join((w.to_bits() >> 16) as u16, *r as i16));
+            [masters.collect::<Vec<f32>>(), left[1].clone()]
+        };
+        assert!(exchange(&values, &averages, &mut bench) == [averages.clone(), values.clone()], "{count}");
     }
 }
 

@@ -1,0 +1,67 @@
+// The average of parameters over steps, and its exchange with them.
+#include "moved.cuh"
+
+struct AverageArgs {
+    void* weight;       // [count]
+    short* remainder;   // [count]: what bf16 lack of their masters, or null
+    float* average;     // [count]
+    const Settings* settings;
+    const Results* results;
+    u64 count;
+    u32 wide;           // whether all begin at multiples of 16 bytes
+};
+
+// What is left of f32 that are split and joined: see `split`.
+template <int N>
+__device__ inline void as_split(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        u32 bits = __float_as_uint(x[i]);
+        x[i] = __uint_as_float((bits & 0x1ffff) == 0x8000 ? bits - 1 : bits);
+    }
+}
+
+// Each operation is rounded by itself: the bits of every other device.
+template <class T>
+__device__ void average(const AverageArgs& a) {
+    float c = a.settings->average;
+    bool sound = finite(sqrtf(a.results->squared_norm)) && finite(a.results->loss);
+    if (c == 0.0f || c != 1.0f && !sound) return;
+    each_wide<T>(a.count, a.wide, [&](auto n, u64 at) {
+        constexpr int N = decltype(n)::value;
+        float w[N], old[N];
+        read(w, (const T*)a.weight + at);
+        read(old, a.average + at);
+        if constexpr (sizeof(T) == sizeof(bf16)) join(w, a.remainder + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float moved = __fadd_rn(old[i], __fmul_rn(__fsub_rn(w[i], old[i]), c));
+            w[i] = c == 1.0f ? w[i] : moved;
+        }
+        if constexpr (sizeof(T) == sizeof(bf16)) as_split(w);
+        write(a.average + at, w);
+    });
+}
+
+template <class T>
+__device__ void exchange(const AverageArgs& a) {
+    each_wide<T>(a.count, a.wide, [&](auto n, u64 at) {
+        constexpr int N = decltype(n)::value;
+        float w[N], old[N];
+        T* weight = (T*)a.weight + at;
+        read(w, weight);
+        read(old, a.average + at);
+        if constexpr (sizeof(T) == sizeof(bf16)) {
+            join(w, a.remainder + at);
+            split(weight, a.remainder + at, old);
+        } else {
+            write(weight, old);
+        }
+        write(a.average + at, w);
+    });
+}
+
+EXPORT(average_f32, AverageArgs, 256, average<float>)
+EXPORT(average_bf16, AverageArgs, 256, average<bf16>)
+EXPORT(exchange_f32, AverageArgs, 256, exchange<float>)
+EXPORT(exchange_bf16, AverageArgs, 256, exchange<bf16>)
