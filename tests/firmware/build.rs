@@ -4,7 +4,7 @@ fn main() {
     let here = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
     println!("cargo::rustc-link-arg-bins=-T{here}/link.x");
     // Who learns keeps gradients and moments beside the weights, and steps in both directions are more code.
-    for (name, stack) in [("learn", "36K"), ("spike", "44K"), ("adapt", "48K")] {
+    for (name, stack) in [("learn", "38K"), ("spike", "44K"), ("adapt", "48K")] {
         for size in ["flash_size=272K", "ram_size=288K", &format!("stack_size={stack}")] {
             println!("cargo::rustc-link-arg-bin={name}=--defsym={size}");
         }

@@ -9,7 +9,8 @@ use crate::device::{Device, OperationError};
 use crate::memory::{Region, Stacked};
 use crate::model::{Activation, Recompute};
 use crate::ops::{
-    Attention, Blend, CachedAttention, Carry, Embed, Epilogue, Gelu, Linear, Norm, Pattern, Quantise, Rotate, SwiGlu,
+    Attention, Blend, CachedAttention, Carry, Embed, Epilogue, Gelu, Linear, Norm, Pattern, Quantise, Quantised,
+    Rotate, SwiGlu,
 };
 
 /// What queries look back on.
@@ -95,41 +96,41 @@ impl Pass<'_> {
         self.masks.map_or(Ok(()), |masks| device.emit(masks.of(which, x)))
     }
 
-    /// A norm of layer `l`, whose first output is the input of `projection`, and of what it writes the masks.
-    fn norm(
+    /// The copy that a norm makes of what it writes for `p`. Where the step drops, [`Pass::behind_norm`] makes it.
+    fn norm_copy(&self, p: Projection, l: u32, out: Region) -> Option<Quantised> {
+        if self.masks.is_some() { None } else { self.model.input_copy(self.copying, p, l, out) }
+    }
+
+    /// Drops of what a norm wrote, the first of which is the input of `copied`, and copies that.
+    fn behind_norm(
         &self,
         device: &mut dyn Device,
-        norm: Norm,
-        masked: [Masked; 2],
+        [first, second]: [Option<(Masked, Region)>; 2],
         copied: Option<(Projection, u32)>,
     ) -> Result<(), OperationError> {
-        let out = norm.first.out;
-        let copy = copied.and_then(|(p, l)| self.model.input_copy(self.copying, p, l, out));
-        // What is dropped is copied behind that.
-        device.emit(Norm { copy: copy.filter(|_| self.masks.is_none()), ..norm })?;
-        self.mask(device, masked[0], out)?;
-        if let Some(second) = norm.second {
-            self.mask(device, masked[1], second.out)?;
-        }
-        match copy.filter(|_| self.masks.is_some()) {
-            Some(copy) => device.emit(Quantise::new(out, copy)),
-            None => Ok(()),
+        let Some(masks) = self.masks else { return Ok(()) };
+        [first, second].into_iter().flatten().try_for_each(|(which, x)| device.emit(masks.of(which, x)))?;
+        match (copied, first) {
+            (Some((p, l)), Some((_, x))) => self.copy(device, p, l, x),
+            _ => Ok(()),
         }
     }
 
     /// norm₁; of parallel branches both norms at once, since they are of the same x.
     fn norm1(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
-        let norm = Norm {
+        let out = f.norm1.at(l);
+        device.emit(Norm {
             kind: model.norm,
             x: f.x.at(l),
             eps: model.norm_eps,
             stats: f.stats1.at(l),
-            first: w.norm1.affine(l, f.norm1.at(l)),
+            first: w.norm1.affine(l, out),
             second: model.parallel().then(|| w.norm2.affine(l, f.norm2.at(l))),
-            copy: None,
-        };
-        self.norm(device, norm, [Masked::Norm1(l), Masked::Norm2(l)], Some((Projection::Qkv, l)))
+            copy: self.norm_copy(Projection::Qkv, l, out),
+        })?;
+        let second = model.parallel().then(|| (Masked::Norm2(l), f.norm2.at(l)));
+        self.behind_norm(device, [Some((Masked::Norm1(l), out)), second], Some((Projection::Qkv, l)))
     }
 
     /// norm₂ of what attention was added to.
@@ -138,16 +139,17 @@ impl Pass<'_> {
         if model.parallel() {
             return Ok(());
         }
-        let norm = Norm {
+        let out = f.norm2.at(l);
+        device.emit(Norm {
             kind: model.norm,
             x: f.mid.at(l),
             eps: model.norm_eps,
             stats: f.stats2.at(l),
-            first: w.norm2.affine(l, f.norm2.at(l)),
+            first: w.norm2.affine(l, out),
             second: None,
-            copy: None,
-        };
-        self.norm(device, norm, [Masked::Norm2(l); 2], Some((Projection::Up, l)))
+            copy: self.norm_copy(Projection::Up, l, out),
+        })?;
+        self.behind_norm(device, [Some((Masked::Norm2(l), out)), None], Some((Projection::Up, l)))
     }
 
     /// Queries, keys and values. Behind a cache attention rotates them itself.
@@ -312,15 +314,15 @@ impl Pass<'_> {
     fn parallel_norms(&self, device: &mut dyn Device, l: u32, first: bool, second: bool) -> Result<(), OperationError> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
         let (norm1, norm2) = (w.norm1.affine(l, f.norm1.at(l)), w.norm2.affine(l, f.norm2.at(l)));
-        let both = [Masked::Norm1(l), Masked::Norm2(l)];
-        let (first, second, masked) = match (first, second) {
+        let masked = [(first, Masked::Norm1(l), norm1.out), (second, Masked::Norm2(l), norm2.out)];
+        let (first, second) = match (first, second) {
             (false, false) => return Ok(()),
-            (true, second) => (norm1, second.then_some(norm2), both),
-            (false, true) => (norm2, None, [both[1]; 2]),
+            (true, second) => (norm1, second.then_some(norm2)),
+            (false, true) => (norm2, None),
         };
         let (kind, eps) = (model.norm, model.norm_eps);
-        let norm = Norm { kind, x: f.x.at(l), eps, stats: f.stats1.at(l), first, second, copy: None };
-        self.norm(device, norm, masked, None)
+        device.emit(Norm { kind, x: f.x.at(l), eps, stats: f.stats1.at(l), first, second, copy: None })?;
+        self.behind_norm(device, masked.map(|(again, which, x)| again.then_some((which, x))), None)
     }
 
     /// Copies the kept input of a product that is computed again, where the operation that wrote it had copied it.
