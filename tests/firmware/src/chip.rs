@@ -3,9 +3,7 @@
 use capful_core::device::{Device, Op, Operation, OperationError};
 use capful_core::image::OnArena;
 use capful_core::memory::Arena;
-use capful_core::ops::{
-    AddValues, Blend, CachedAttention, Carry, Embed, Linear, Norm, QkNorm, QuantiseRows, Softcap, SwiGlu,
-};
+use capful_core::ops::{Linear, Norm, SwiGlu};
 
 #[cfg(not(feature = "plain"))]
 use crate::dsp::Dsp as Codes;
@@ -22,13 +20,8 @@ pub struct Speaker<'a> {
 // does not use, so that the linker leaves it out.
 
 #[inline(never)]
-fn attention(attention: &CachedAttention, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    attention.reference(arena)
-}
-
-#[inline(never)]
-fn embed(embed: &Embed, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    embed.reference(arena)
+fn reference<O: Operation>(op: &O, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    op.reference(arena)
 }
 
 /// A product of floats, or of integers by the chip's instructions for them where they are wanted.
@@ -38,11 +31,6 @@ fn linear(linear: &Linear, arena: &mut Arena<'_>) -> Result<(), OperationError> 
         Some(_) => Err(OperationError::Device),
         None => Linear { quantised: None, ..*linear }.run::<Codes>(arena),
     }
-}
-
-#[inline(never)]
-fn quantise_rows(rows: &QuantiseRows, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    rows.reference(arena)
 }
 
 /// A norm whose output is not copied in 8 bits.
@@ -67,11 +55,11 @@ impl Device for Speaker<'_> {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
         let arena = &mut self.arena;
         match op {
-            Op::Embed(o) => embed(o, arena),
+            Op::Embed(o) => reference(o, arena),
             Op::Norm(o) => norm(o, arena),
             Op::Linear(o) => linear(o, arena),
-            Op::QuantiseRows(o) => quantise_rows(o, arena),
-            Op::CachedAttention(o) => attention(o, arena),
+            Op::QuantiseRows(o) => reference(o, arena),
+            Op::CachedAttention(o) => reference(o, arena),
             Op::SwiGlu(o) => swiglu(o, arena),
             _ => Err(OperationError::Device),
         }
@@ -93,40 +81,15 @@ impl<'a> OnArena<'a> for Speaker<'a> {
 /// Decodes those with a norm of queries and keys, value tables, scalars on the residual stream or a softcap, too.
 pub struct QuickSpeaker<'a>(Speaker<'a>);
 
-#[inline(never)]
-fn qk_norm(norm: &QkNorm, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    norm.reference(arena)
-}
-
-#[inline(never)]
-fn add_values(values: &AddValues, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    values.reference(arena)
-}
-
-#[inline(never)]
-fn carry(carry: &Carry, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    carry.reference(arena)
-}
-
-#[inline(never)]
-fn blend(blend: &Blend, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    blend.reference(arena)
-}
-
-#[inline(never)]
-fn softcap(softcap: &Softcap, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    softcap.reference(arena)
-}
-
 impl Device for QuickSpeaker<'_> {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
         let arena = &mut self.0.arena;
         match op {
-            Op::QkNorm(o) => qk_norm(o, arena),
-            Op::AddValues(o) => add_values(o, arena),
-            Op::Carry(o) => carry(o, arena),
-            Op::Blend(o) => blend(o, arena),
-            Op::Softcap(o) => softcap(o, arena),
+            Op::QkNorm(o) => reference(o, arena),
+            Op::AddValues(o) => reference(o, arena),
+            Op::Carry(o) => reference(o, arena),
+            Op::Blend(o) => reference(o, arena),
+            Op::Softcap(o) => reference(o, arena),
             _ => self.0.run(op),
         }
     }

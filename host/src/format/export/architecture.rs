@@ -20,6 +20,18 @@ pub enum Architecture {
     Qwen3,
 }
 
+/// A part of which no published architecture knows.
+pub fn own_part(model: &Transformer) -> Option<&'static str> {
+    [
+        (model.value_tables > 0, "values have tables of their own (value_tables)"),
+        (model.stream_scalars, "the embedding is mixed into the stream (stream_scalars)"),
+        // Gemma 2 has it beside norms, a scale of queries and an embedding of its own.
+        (model.softcap > 0.0, "the softcap of logits (softcap)"),
+    ]
+    .into_iter()
+    .find_map(|(has, part)| has.then_some(part))
+}
+
 impl Architecture {
     /// The architecture of a model, trained with attention of this pattern, and the transformer that it is.
     ///
@@ -38,15 +50,10 @@ impl Architecture {
                 "a model trained with --attention dense can be exported",
             );
         }
-        if model.value_tables > 0 {
-            return refused("values have tables of their own (value_tables)", "value_tables=0 can be exported");
-        }
-        if model.stream_scalars {
-            return refused("the embedding is mixed into the stream", "stream_scalars=false can be exported");
-        }
-        // Gemma 2 has it beside norms, a scale of queries and an embedding of its own.
-        if model.softcap > 0.0 {
-            return refused("the softcap of logits", "softcap=0 can be exported");
+        if let Some(part) = own_part(model) {
+            let possible =
+                "a model without value_tables, stream_scalars and softcap, as of --preset llama-tiny, can be exported";
+            return refused(part, possible);
         }
         let architecture = match (model.norm, model.feed) {
             (NormKind::Layer, Feed::Gelu) => gpt_neox(model)?,

@@ -9,7 +9,7 @@ mod stored;
 mod stream;
 mod tensor;
 
-pub use architecture::Architecture;
+pub use architecture::{Architecture, own_part};
 pub use element::Element;
 pub use error::ExportError;
 pub use place::{Place, Written};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::generation::Marks;
 use crate::config::AnyFamily;
-use crate::format::export::Architecture;
+use crate::format::export::{Architecture, own_part};
 
 /// The configuration of a model of any family, trained with attention of this pattern.
 pub fn config(family: &AnyFamily, pattern: &Pattern, marks: &Marks, dtype: &str) -> Value {
@@ -113,16 +113,11 @@ fn rotary_pct(model: &Transformer) -> f64 {
     f64::from(model.rotary_dims) / f64::from(model.head_size)
 }
 
-/// Whether it has parts of which no published architecture knows.
-fn has_parts_of_its_own(model: &Transformer) -> bool {
-    model.value_tables > 0 || model.stream_scalars || model.softcap > 0.0
-}
-
 /// Whether GPT-NeoX's model is all that this is.
 fn is_gpt_neox(model: &Transformer) -> bool {
     let parts = (model.dialect, model.norm, model.feed) == (Dialect::GptNeox, NormKind::Layer, Feed::Gelu);
     let heads = model.kv_heads == model.heads && model.head_size * model.heads == model.d_model && !model.qk_norm;
-    let parts = parts && !has_parts_of_its_own(model);
+    let parts = parts && own_part(model).is_none();
     parts && heads && model.bias == Biases::ALL && model.rotary_scaling == RotaryScaling::None && model.rank.is_none()
 }
 
@@ -130,7 +125,7 @@ fn is_gpt_neox(model: &Transformer) -> bool {
 fn is_llama(model: &Transformer) -> bool {
     let parts = (model.dialect, model.norm, model.feed) == (Dialect::Llama, NormKind::Rms, Feed::SwiGlu);
     let heads = model.rotary_dims == model.head_size && !model.qk_norm && model.bias.qkv == model.bias.out;
-    let parts = parts && !has_parts_of_its_own(model);
+    let parts = parts && own_part(model).is_none();
     parts && heads && model.residual == Residual::Sequential && model.rank.is_none()
 }
 
