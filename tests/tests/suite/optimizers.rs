@@ -6,8 +6,8 @@ use std::path::Path;
 
 use capful_core::device::{Device as _, Op, Reference};
 use capful_core::memory::{Arena, Dtype, Region, Space};
-use capful_core::ops::{Lion, Moved, Sgd};
-use capful_core::optimizer::Group;
+use capful_core::ops::{Cut, Lion, MatrixMomentum, MatrixMove, Moved, Orthogonalise, Sgd};
+use capful_core::optimizer::{Group, Muon, Rule};
 use capful_core::train::{Results, Settings};
 use capful_tests::binary::{TINY, directory, host};
 use capful_tests::safetensors::{self, Tensor};
@@ -75,6 +75,79 @@ fn rules_move_as_pytorchs_optimizers() {
         }
     }
     assert!(cases.len() >= 3);
+}
+
+/// tests/fixtures/muon.json has where torch.optim.Muon takes matrices, tall, wide and square: tests/peers/muon_fixture.py. It
+/// orthogonalises in bf16, so paths of 20 steps agree to a part of their length.
+#[test]
+fn muon_goes_where_pytorchs_goes() {
+    // Number n of [-0.5, 0.5), as the script draws it.
+    let drawn = |n: u64| {
+        let x = n.wrapping_mul(747_796_405).wrapping_add(2_891_336_453) as u32;
+        let x = ((x >> ((x >> 28) + 4)) ^ x).wrapping_mul(277_803_737);
+        f64::from((x >> 22) ^ x) / 2f64.powi(32) - 0.5
+    };
+    let fixture: Value = serde_json::from_str(include_str!("../../fixtures/muon.json")).unwrap();
+    let (cases, steps) = (fixture["cases"].as_array().unwrap(), fixture["steps"].as_u64().unwrap());
+    for case in cases {
+        let (mut words, mut used) = (vec![0u64; 4096], 0);
+        let expected = numbers(&case["after"]);
+        let number = |key: &str| case[key].as_f64().unwrap() as f32;
+        let (layer, [rows, columns]) = (expected.len() as u64, ["rows", "columns"].map(|key| number(key) as u32));
+        let weights: Vec<f32> = (0..layer).map(|i| (2.0 * drawn(i)) as f32).collect();
+        let cut = Cut { layers: 1, layer, parts: 1, rows, columns, first: 0, step: rows, run: rows, period: rows };
+        let [m, n] = cut.wide();
+        let shaped = |region: Region, shape| Region { shape, ..region };
+        let mut zeros = |count: u32, shape| shaped(lay(&mut words, &mut used, &vec![0.0; count as usize]), shape);
+        let [x, out] = [(); 2].map(|()| zeros(m * n, [1, 1, m, n]));
+        let [gram, polynomial] = [(); 2].map(|()| zeros(m * m, [1, 1, m, m]));
+        let [momentum, gradient] = [(); 2].map(|()| zeros(m * n, [1, 1, 1, m * n]));
+        let settings = zeros(Settings::LEN as u32, [1, 1, 1, Settings::LEN as u32]);
+        let results = Results { loss: 0.0, squared_norm: 1.0 };
+        let results = lay(&mut words, &mut used, &<[f32; 2]>::from(results));
+        let weight = lay(&mut words, &mut used, &weights);
+        let group = Group::Matrix;
+        let (rate, decay) = (1.0, number("weight_decay"));
+        let (remainder, factors) = (None, None);
+        let ops: [Op; 3] = [
+            MatrixMomentum { gradient, momentum, out: x, settings, results, group, cut }.into(),
+            Orthogonalise { x, out, gram, polynomial }.into(),
+            MatrixMove {
+                weight,
+                remainder,
+                x: out,
+                factors,
+                settings,
+                results,
+                group,
+                cut,
+                rate,
+                decay,
+                cautious: false,
+            }
+            .into(),
+        ];
+        let muon = Rule::Muon(Muon { momentum: 0.95, cautious: false, row_norm: false });
+        for step in 0..steps {
+            let size = |i: u64| 10f64.powi((i / u64::from(columns) % 3) as i32 - 1);
+            let of_step = (0..layer).map(|i| (drawn((step + 1) * layer + i) * size(i)) as f32).collect();
+            let mut now = Settings { learning_rate: number("lr"), clip: f32::INFINITY, ..Settings::UNIT };
+            now.corrections[group.index()] = muon.corrections(step);
+            let mut reference = Reference { arena: Arena::new(&mut words) };
+            let values = [(gradient, of_step), (settings, <[f32; Settings::LEN as usize]>::from(now).to_vec())];
+            for (region, values) in values {
+                let [mut view] = reference.arena.views([Some(region)]).unwrap();
+                view.f32_mut().unwrap().copy_from_slice(&values);
+            }
+            ops.iter().for_each(|op| reference.run(op).unwrap());
+        }
+        let arena = Arena::new(&mut words);
+        let found = arena.f32(weight).unwrap();
+        let length = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
+        let (off, way) = (length(found, &expected), length(&expected, &weights));
+        assert!(off < 0.01 * way, "{rows} × {columns}: off by {off:e}, and PyTorch's way is {way:e} long");
+    }
+    assert_eq!(cases.len(), 3);
 }
 
 /// Rules, or groups of rules, of which each keeps something else.
