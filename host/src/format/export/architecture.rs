@@ -51,8 +51,7 @@ impl Architecture {
             );
         }
         if let Some(part) = own_part(model) {
-            let possible =
-                "a model without value_tables, stream_scalars and softcap, as of --preset llama-tiny, can be exported";
+            let possible = "one with value_tables=0, stream_scalars=false and softcap=0 can be exported, as --preset llama-tiny has";
             return refused(part, possible);
         }
         let architecture = match (model.norm, model.feed) {
