@@ -101,8 +101,8 @@ impl Updater {
         }
     }
 
-    /// Clips by the global norm, then moves every range, those of whole matrices in `room`, and averages what it moved. A rank adds up the gradients of all
-    /// before, unless that is done, and moves its part, which it gives to the others.
+    /// Clips by the global norm, then moves every range, those of whole matrices in `room`, and averages what it moved. A rank
+    /// adds up the gradients of all before, unless that is done, and moves its part, which it gives to the others.
     ///
     /// # Errors
     /// What the device could not do; a model of too many ranges; no room where some is needed.

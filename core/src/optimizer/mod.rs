@@ -2,7 +2,8 @@
 //!
 //! A family lists its parameters, each with its [`Group`] and with how it [`Learns`]. An [`Optimizer`] has a [`Rule`] and
 //! settings for each group. A rule is a file here, which says what it keeps of a parameter and which operation moves it,
-//! and a word in the list of rules below: families, plans, checkpoints and ranks know none. Where it [averages](Optimizer::averages), an update ends with the averages of what it moved.
+//! and a word in the list of rules below: families, plans, checkpoints and ranks know none. Where it
+//! [averages](Optimizer::averages), an update ends with the averages of what it moved.
 
 mod adamw;
 mod factored;

@@ -15,7 +15,7 @@ use crate::data::overlap::Overlap;
 use crate::data::validation::ValidationSet;
 use crate::plan::memory;
 use crate::run::checkpoint;
-use crate::run::train::Outcome;
+use crate::run::outcome::Outcome;
 
 /// A run that waits for text for more than this share of its time is told so.
 const MOST_WAITED: f64 = 0.03;

@@ -31,8 +31,9 @@ use crate::run::course::{Course, counted, grouped};
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::origin::Origin;
+use crate::run::outcome::TrainError;
 use crate::run::progress::Progress;
-use crate::run::train::{Observer, TrainError, Trainer};
+use crate::run::train::{Observer, Trainer};
 use crate::run::{Session, checkpoint, directory, generation, metrics, moved};
 
 /// Flags of `host train`.

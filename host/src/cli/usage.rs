@@ -3,7 +3,7 @@
 use crate::config::human_bytes;
 use crate::plan::{Plan, memory};
 use crate::run::Session;
-use crate::run::train::Outcome;
+use crate::run::outcome::Outcome;
 
 /// Memory of the device that a run was on, and how busy a GPU was.
 #[derive(Debug)]

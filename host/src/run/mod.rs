@@ -17,6 +17,7 @@ pub mod import;
 pub mod metrics;
 pub mod moved;
 pub mod origin;
+pub mod outcome;
 pub mod profile;
 pub mod progress;
 mod session;
