@@ -39,6 +39,8 @@ pub struct Schedule {
     pub steps: u64,
     /// The last steps, over which the rate of [`Shape::Wsd`] falls, and how.
     pub decay: (u64, Decay),
+    /// The part of the decay that was done before those steps: not 0 where the end of a run was moved while its rate fell.
+    pub fallen: f64,
 }
 
 impl Schedule {
@@ -65,7 +67,7 @@ impl Schedule {
                 if done == 0 {
                     return self.peak;
                 }
-                let done = done as f64 / steps as f64;
+                let done = self.fallen + (1.0 - self.fallen) * (done as f64 / steps as f64);
                 match shape {
                     Decay::Linear => 1.0 - done,
                     Decay::Cosine => half_cosine(done),
@@ -97,7 +99,8 @@ mod tests {
             [(10u64, 200u64, 40u64, 0.1), (0, 50, 50, 0.0), (3, 10, 1, 0.0), (1, 7, 6, 0.5)]
         {
             for shape in [Decay::Linear, Decay::Cosine, Decay::Sqrt] {
-                let s = Schedule { shape: Shape::Wsd, peak: 3e-3, end, warmup, steps, decay: (decay, shape) };
+                let s =
+                    Schedule { shape: Shape::Wsd, peak: 3e-3, end, warmup, steps, decay: (decay, shape), fallen: 0.0 };
                 assert_eq!(s.stable_until(), steps - decay);
                 for step in 0..steps + 5 {
                     // The number of the step, from 1.
@@ -131,16 +134,49 @@ mod tests {
             warmup: 9,
             steps,
             decay: (decay, Decay::Sqrt),
+            fallen: 0.0,
         };
         let (short, long) = (of(100, 20), of(3000, 7));
         assert!((0..80).all(|step| short.rate(step).to_bits() == long.rate(step).to_bits()));
         assert!(short.rate(80) < long.rate(80));
     }
 
+    /// A rate that fell to some share goes on from there, whatever the number of steps that are left.
+    #[test]
+    fn an_end_that_moves_bends_the_fall_and_breaks_it_nowhere() {
+        for shape in [Decay::Linear, Decay::Cosine, Decay::Sqrt] {
+            let plan = |steps, decay, fallen| Schedule {
+                shape: Shape::Wsd,
+                peak: 2.0,
+                end: 0.1,
+                warmup: 0,
+                steps,
+                decay: (decay, shape),
+                fallen,
+            };
+            // 40 of the 100 steps of a decay that begins after 50.
+            let before = plan(150, 100, 0.0);
+            for left in [30, 60, 90] {
+                let after = plan(90 + left, left, 0.4);
+                assert_eq!(after.stable_until(), 90);
+                let drop = before.rate(88) - before.rate(89);
+                let slower = 60.0 / left as f64;
+                let next = before.rate(89) - after.rate(90);
+                assert!(
+                    next > 0.0 && (next / drop - slower).abs() < 0.05 * slower,
+                    "{shape:?} {left}: {next} after {drop}"
+                );
+                approx::assert_relative_eq!(after.rate(89 + left), 0.2, max_relative = 1e-12);
+                let alike = |step: u64| (after.rate(step) - before.rate(step)).abs() < 1e-12;
+                assert_eq!((90..150).all(alike), left == 60, "{shape:?} {left}");
+            }
+        }
+    }
+
     #[test]
     fn rates_start_peak_and_end_where_they_should() {
         for shape in [Shape::Cosine, Shape::Linear] {
-            let s = Schedule { shape, peak: 1e-3, end: 0.1, warmup: 10, steps: 1011, decay: NONE };
+            let s = Schedule { shape, peak: 1e-3, end: 0.1, warmup: 10, steps: 1011, decay: NONE, fallen: 0.0 };
             approx::assert_relative_eq!(s.rate(0), 1e-4);
             approx::assert_relative_eq!(s.rate(9), 1e-3);
             approx::assert_relative_eq!(s.rate(10), 1e-3);
@@ -148,14 +184,14 @@ mod tests {
             approx::assert_relative_eq!(s.rate(1010), 1e-4, max_relative = 1e-9);
             approx::assert_relative_eq!(s.rate(5000), 1e-4, max_relative = 1e-9);
         }
-        let s = Schedule { shape: Shape::Constant, peak: 2.0, end: 0.0, warmup: 0, steps: 5, decay: NONE };
+        let s = Schedule { shape: Shape::Constant, peak: 2.0, end: 0.0, warmup: 0, steps: 5, decay: NONE, fallen: 0.0 };
         assert_eq!([s.rate(0), s.rate(4), s.rate(9)], [2.0; 3]);
     }
 
     #[test]
     fn a_run_of_one_step_has_a_rate() {
         for warmup in [0, 1, 7] {
-            let s = Schedule { shape: Shape::Cosine, peak: 1.0, end: 0.0, warmup, steps: 1, decay: NONE };
+            let s = Schedule { shape: Shape::Cosine, peak: 1.0, end: 0.0, warmup, steps: 1, decay: NONE, fallen: 0.0 };
             assert!(s.rate(0) > 0.0 && s.rate(0) <= 1.0);
         }
     }

@@ -33,6 +33,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use clap::error::ErrorKind;
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -282,6 +283,7 @@ fn parse() -> Result<Arguments, clap::Error> {
 
 /// Reads the command line, runs the command and gives its exit status.
 pub fn main() -> ExitCode {
+    let begun = Instant::now();
     if team::follows() {
         output::silence();
     }
@@ -303,7 +305,7 @@ pub fn main() -> ExitCode {
     // Training goes on without a reader; it asks for this once it has saved.
     let ready = if matches!(arguments.command, Command::Train(_)) { Ok(()) } else { end_with_the_reader() };
     let done = ready.and_then(|()| match arguments.command {
-        Command::Train(c) => c.run(),
+        Command::Train(c) => c.run(begun),
         Command::Plan(c) => c.run(),
         Command::Eval(c) => c.run(),
         Command::Generate(c) => c.run(),

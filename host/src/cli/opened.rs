@@ -109,10 +109,12 @@ pub(super) fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -
     Ok(())
 }
 
-/// Refuses an end before the step that the run in `dir` is at. Passes that are not yet counted have none.
+/// Refuses an end before the step that the run in `dir` is at. Passes that are not yet counted have none, and a run that ends
+/// on time finds out.
 pub(super) fn require_ahead(config: &Config, dir: &Path, step: u64) -> Result<(), Failure> {
     let ends = match (config.epochs, config.steps) {
         (Some(_), 0) => return Ok(()),
+        _ if config.time.is_some() => return Ok(()),
         (_, steps) if steps >= step => return Ok(()),
         (Some(epochs), steps) => format!("the end of --epochs {epochs}, which is step {steps}"),
         (None, steps) => format!("--steps {steps}"),

@@ -1,14 +1,16 @@
 //! `host plan`.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::output::{fitting, say};
-use super::{Failure, RunFlags, settle, work};
-use crate::config::{RawConfig, Weights};
+use super::{Failure, RunFlags, request, settle, work};
+use crate::config::{Config, ConfigError, RawConfig, Weights};
+use crate::device::{AnyProfile, DeviceError};
 use crate::format::firmware::{self, Chip};
-use crate::plan::{Decoding, Link, Plan as Planned, Row, Scale, listing, recompute};
-use crate::run::directory;
+use crate::plan::{Decoding, Link, Machine, Plan as Planned, Row, Scale, listing, recompute};
+use crate::run::measure::Measured;
+use crate::run::{checkpoint, directory};
 
 /// Flags of `host plan`.
 #[derive(Debug, clap::Args)]
@@ -45,9 +47,25 @@ pub struct Plan {
     /// What connects the ranks: nvlink, pcie or 100gbe; the time of what they send is then in the estimates
     #[arg(long, help_heading = "Device", value_name = "LINK", conflicts_with = "chip")]
     link: Option<Link>,
+    /// Runs steps, an evaluation and a write to the disk here for ten seconds or more, and says what the whole run takes
+    #[arg(long, help_heading = "Output", conflicts_with_all = ["sweep", "program", "weights", "chip", "gpu", "ranks"])]
+    measure: bool,
     /// JSON on standard output
     #[arg(long, help_heading = "Output")]
     json: bool,
+}
+
+/// Measures the run of `config` here.
+fn measure(config: &Config, machine: &Machine, save_bytes: u64) -> Result<Measured, Failure> {
+    if config.time.is_some() {
+        return Err(request("--measure is of a run of --steps; leave --time away"));
+    }
+    let laid = |config: &Config| match Planned::new(config, machine) {
+        Ok((_, laid)) => Ok(laid),
+        Err(ConfigError(what)) => Err(DeviceError::Refused(what)),
+    };
+    AnyProfile::of(config)?.require()?;
+    Ok(Measured::of(config, laid, save_bytes, Path::new("."))?)
 }
 
 /// What a sweep goes over.
@@ -105,9 +123,16 @@ impl Plan {
             false => Vec::new(),
         };
         let fit = plan.require_fit(&config, &machine);
+        let measured = match self.measure && fit.is_ok() {
+            true => Some(measure(&config, &machine, checkpoint::bytes(&laid.lasting))?),
+            false => None,
+        };
         if self.json {
             let mut value = serde_json::to_value(&plan).map_err(work)?;
             value["recompute"] = serde_json::to_value(&tradeoffs).map_err(work)?;
+            if let Some(measured) = &measured {
+                value["measured"] = serde_json::to_value(measured).map_err(work)?;
+            }
             say!("{}", serde_json::to_string_pretty(&value).map_err(work)?)?;
         } else {
             if self.regions {
@@ -119,6 +144,9 @@ impl Plan {
             say!("{}", fitting(plan.summary(&config).trim_end(), &io::stdout()))?;
             if let Some(line) = config.attention_kept() {
                 say!("  {line}")?;
+            }
+            if let Some(measured) = &measured {
+                say!("{}", measured.line(&config))?;
             }
         }
         // The plan is printed all the same: a script sees in the status what a person reads.

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::Failure;
 use super::output::{say, tell, within};
 use super::usage::Usage;
-use crate::config::{Config, human_bytes};
+use crate::config::{Config, Span, human_bytes};
 use crate::data::corpus::Corpus;
 use crate::data::ngram::Baselines;
 use crate::data::overlap::Overlap;
@@ -83,9 +83,14 @@ pub(super) fn report(
             "bits_per_byte": outcome.score.bits_per_byte(corpus.tokenizer.as_ref()),
             "baselines": baselines,
             "seconds": outcome.seconds,
+            "predicted_seconds": outcome.predicted,
+            "seconds_per_step": outcome.parts[0],
+            "seconds_per_evaluation": outcome.parts[1],
+            "seconds_per_save": outcome.parts[2],
+            "seconds_of_time": outcome.timed,
             "tokens": outcome.tokens,
             "tokens_per_s": outcome.session_tokens as f64 / outcome.seconds,
-            "steps": config.steps,
+            "steps": outcome.end,
             "steps_done": outcome.steps,
             "best": best(config, dir, outcome),
             "waited_s": outcome.waited,
@@ -117,7 +122,7 @@ pub(super) fn report(
         say!("{}", within(&line, &io::stdout()))?;
         say!("  {}", against(loss, [*unigram, *bigram, *trigram, *fourgram]))?;
     }
-    for line in endings(config, dir, outcome) {
+    for line in endings(config, dir, outcome).into_iter().chain(times(config, outcome)) {
         say!("  {line}")?;
     }
     say!(
@@ -145,8 +150,8 @@ fn best(config: &Config, dir: &Path, outcome: &Outcome) -> serde_json::Value {
 /// Which checkpoint is the best, and why a run ended before its last step.
 fn endings(config: &Config, dir: &Path, outcome: &Outcome) -> Vec<String> {
     let mut lines = Vec::new();
-    if outcome.impatient && outcome.steps < config.steps {
-        let (done, all, patience) = (outcome.steps, config.steps, config.patience);
+    if outcome.impatient && outcome.steps < outcome.end {
+        let (done, all, patience) = (outcome.steps, outcome.end, config.patience);
         lines.push(format!(
             "ended after step {done} of {all}: {patience} evaluations in a row were not lower (--patience {patience})"
         ));
@@ -161,6 +166,23 @@ fn endings(config: &Config, dir: &Path, outcome: &Outcome) -> Vec<String> {
         lines.push(format!("lowest validation loss {:.4} after step {}: {kept}", best.val_loss, best.step));
     }
     lines
+}
+
+/// How long it took beside what was told or wanted.
+fn times(config: &Config, outcome: &Outcome) -> Option<String> {
+    match (config.time, outcome.timed, outcome.predicted) {
+        (Some(time), Some(seconds), _) => Some(format!(
+            "saved {seconds:.1} s after it began, of --time {} ({:+.1} %)",
+            Span(time),
+            100.0 * (seconds / time - 1.0)
+        )),
+        (_, _, Some(predicted)) => Some(format!(
+            "predicted {predicted:.1} s, took {:.1} s ({:+.1} %)",
+            outcome.seconds,
+            100.0 * (outcome.seconds / predicted - 1.0)
+        )),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::config::{Config, RawConfig};
 use crate::plan::Plan;
 use crate::ranks::agreement::{Disagreement, Report, agree, share_text};
 use crate::ranks::watch::Watch;
-use crate::ranks::{self, PeerError, Rank, SharedPeers, Transport, environment};
+use crate::ranks::{self, PeerError, Rank, SharedPeers, Transport, environment, share_numbers};
 use crate::regular;
 
 /// This process among its ranks. Rank 0 alone speaks, claims the run's directory and writes what is not a tensor.
@@ -126,6 +126,15 @@ impl Team {
         if let Some(watch) = self.peers.as_ref().and_then(|peers| peers.borrow().watch()) {
             watch.led(led);
         }
+    }
+
+    /// The configuration with the steps of rank 0's, and the warm-up that belongs to them unless it was decided.
+    pub fn steps(&self, config: Config, warmup: bool) -> Result<Config, Failure> {
+        let mut steps = [config.steps];
+        share_numbers(self.peers.as_ref(), &mut steps).map_err(work)?;
+        let config = Config { steps: steps[0], ..config };
+        let warmup = if warmup || config.time.is_none() { config.warmup } else { config.default_warmup() };
+        Ok(Config { warmup, ..config })
     }
 
     /// Rank 0's path, on all ranks.

@@ -3,6 +3,7 @@
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use capful_core::generate::Sampler;
 use serde_json::json;
@@ -15,10 +16,11 @@ use super::report::{Beside, report};
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
-use crate::config::{Config, ConfigError, Device, IMPORTED, RawConfig, human_bytes};
+use crate::config::{Config, ConfigError, Device, IMPORTED, RawConfig, Span, human_bytes};
 use crate::data::corpus::Corpus;
 use crate::data::coverage;
 use crate::data::tokenizer::Tokenizer;
+use crate::data::validation::ValidationSet;
 use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::format::hugging_face;
@@ -68,11 +70,12 @@ struct Shown {
 }
 
 impl Train {
-    pub(super) fn run(self) -> Result<(), Failure> {
+    /// Runs the command, which began at `begun`.
+    pub(super) fn run(self, begun: Instant) -> Result<(), Failure> {
         // Once: a pipe is empty when it is read again.
         let written = self.flags.written();
         let team = Team::join(|| self.on_gpus(written.as_ref().ok()))?;
-        let done = team.begin().and_then(|()| self.run_on(&team, written));
+        let done = team.begin().and_then(|()| self.run_on(&team, written, begun));
         team.end(done)
     }
 
@@ -85,7 +88,7 @@ impl Train {
         device.is_some_and(|device| device.starts_with("cuda"))
     }
 
-    fn run_on(self, team: &Team, written: Result<RawConfig, ConfigError>) -> Result<(), Failure> {
+    fn run_on(self, team: &Team, written: Result<RawConfig, ConfigError>, begun: Instant) -> Result<(), Failure> {
         // Before rank 0 makes anything.
         let there = self.out.clone().filter(|dir| directory::holds_run(dir));
         let written = written.map_err(Failure::from).and_then(|written| team.write(written));
@@ -102,17 +105,17 @@ impl Train {
         match there {
             (Some(dir), written) => {
                 let claim = team.led(|| Ok(Claim::of(&dir)?))?;
-                self.go_on(team, Claimed { dir, _claim: claim }, written)
+                self.go_on(team, Claimed { dir, _claim: claim }, written, begun)
             }
             (None, written) => {
                 team.agree(self.require_start(&written), &[])?;
                 let vocabulary = written.decides_vocabulary() || written.init_from.is_some();
                 // Both are in the configuration of another run: its steps were counted.
                 let steps = written.steps.filter(|_| written.epochs.is_some());
-                let length = written.steps.is_some() || written.epochs.is_some();
+                let length = written.gives_length();
                 let decided = Decided { warmup: written.warmup.is_some(), vocabulary, length, steps };
                 let (config, machine) = team.agree(settle(written).map_err(Failure::from), &[])?;
-                self.begin(team, config, machine, decided, None)
+                self.begin(team, config, machine, decided, (None, begun))
             }
         }
     }
@@ -135,11 +138,12 @@ impl Train {
     }
 
     /// Goes on with the run in the directory claimed, or begins it again where nothing was saved yet.
-    fn go_on(self, team: &Team, claimed: Claimed, written: RawConfig) -> Result<(), Failure> {
+    fn go_on(self, team: &Team, claimed: Claimed, written: RawConfig, at: Instant) -> Result<(), Failure> {
         let dir = &*claimed.dir;
         let read = || -> Result<_, Failure> {
             let mut saved = directory::read_config(dir)?;
-            let from = checkpoint::last(dir).map_err(request)?;
+            let time = written.time.map(|Span(time)| time).or(saved.time);
+            let from = checkpoint::to_go_on_from(dir, time).map_err(request)?;
             let named = |e| request(format_args!("{}: {e}", dir.display()));
             let with_state = from.as_deref().filter(|from| from.join(checkpoint::STATE).exists());
             let state = with_state.map(checkpoint::read_state).transpose().map_err(request)?;
@@ -152,7 +156,7 @@ impl Train {
         let (saved, mut config, machine, from, state, began) = team.agree(read(), &[])?;
         let Some(from) = from else {
             let decided = Decided { warmup: true, vocabulary: true, length: true, steps: None };
-            return self.begin(team, config, machine, decided, Some(claimed));
+            return self.begin(team, config, machine, decided, (Some(claimed), at));
         };
         // What is no file is refused where the run goes on with it.
         let lines = match regular::require(&dir.join(metrics::LINES)) {
@@ -198,20 +202,21 @@ impl Train {
             tell!("{line}");
         }
         let algorithms = state.algorithms.clone();
-        let begun = Begun { resume: Some((from, state)), instead_of: None, algorithms, planned: None };
-        let job = Job { team, config: &config, machine, corpus: &corpus, dir, shown: self.shown(team) };
-        job.run(begun)
+        let shown = self.shown(team);
+        let from = Begun { resume: Some((from, state)), instead_of: None, algorithms, planned: None };
+        let job = Job { team, config: &config, warmup: true, machine, corpus: &corpus, dir, shown, begun: at };
+        job.run(from)
     }
 
-    /// Begins the run of `config`, of which something was `decided`. Where the run was begun before, its directory is
-    /// claimed already.
+    /// Begins the run of `config`, of which something was `decided`, in a command that began at `begun`. Where the run was
+    /// begun before, its directory is claimed already.
     fn begin(
         self,
         team: &Team,
         mut config: Config,
         machine: Machine,
         decided: Decided,
-        claimed: Option<Claimed>,
+        (claimed, begun): (Option<Claimed>, Instant),
     ) -> Result<(), Failure> {
         let shown = self.shown(team);
         let Train { out, algorithms, json, .. } = self;
@@ -243,9 +248,9 @@ impl Train {
         let algorithms = team.agree(algorithms, &[])?;
         // The data may have decided the length or the vocabulary.
         let planned = (planned == config).then_some((plan, laid));
-        let begun = Begun { resume: None, instead_of, algorithms, planned };
-        let job = Job { team, config: &config, machine, corpus: &corpus, dir, shown };
-        job.run(begun)
+        let from = Begun { resume: None, instead_of, algorithms, planned };
+        let job = Job { team, config: &config, warmup: decided.warmup, machine, corpus: &corpus, dir, shown, begun };
+        job.run(from)
     }
 }
 
@@ -285,16 +290,20 @@ struct Begun {
 struct Job<'a> {
     team: &'a Team,
     config: &'a Config,
+    /// Whether somebody decided its warm-up.
+    warmup: bool,
     machine: Machine,
     corpus: &'a Corpus,
     dir: &'a Path,
     shown: Shown,
+    /// When the command began.
+    begun: Instant,
 }
 
 impl Job<'_> {
-    fn run(self, begun: Begun) -> Result<(), Failure> {
-        let Job { team, config, machine, corpus, dir, shown: Shown { json, regions } } = self;
-        let Begun { resume, instead_of, algorithms, planned } = begun;
+    fn run(self, from: Begun) -> Result<(), Failure> {
+        let Job { team, config, warmup, machine, corpus, dir, shown: Shown { json, regions }, begun } = self;
+        let Begun { resume, instead_of, algorithms, planned } = from;
         // Reading the data took its time: what is free now counts.
         let machine = machine.now();
         let tokenizer = corpus.tokenizer.as_ref();
@@ -332,6 +341,10 @@ impl Job<'_> {
         let started = start();
         let digests = started.as_ref().map_or(Vec::new(), |(_, digests)| digests.to_vec());
         let (mut session, _) = team.agree(started, &digests)?;
+        let at = resume.as_ref().map(|(_, state)| state);
+        let timed = team.agree(in_time(config, &session, &validation.set, at, begun).map_err(Failure::from), &[])?;
+        let timed = team.steps(timed, warmup)?;
+        let config = &timed;
         if !json {
             if regions {
                 tell!("{}", plan.ledger().trim_end());
@@ -361,7 +374,7 @@ impl Job<'_> {
         })?;
         team.led(|| checkpoint::sweep(dir).map_err(|e| DeviceError::from(e).into()))?;
         let stop = team.stop()?;
-        let trainer = Trainer::new(config, session, corpus, &validation.set, dir, resume, model_config, stop);
+        let trainer = Trainer::new(config, session, corpus, &validation.set, dir, resume, model_config, stop, begun);
         let trainer = team.agree(trainer.map_err(Failure::from), &[]);
         if trainer.is_err() && fresh && team.leads() {
             directory::discard(dir);
@@ -415,6 +428,23 @@ impl Job<'_> {
         }
         Ok(())
     }
+}
+
+/// The configuration with the steps that its time holds about, where it is to end on time and its rate does not fall yet.
+/// A run that goes on stands `at` a state. The command began at `begun`.
+fn in_time(
+    config: &Config,
+    session: &Session,
+    validation: &ValidationSet,
+    at: Option<&TrainerState>,
+    begun: Instant,
+) -> Result<Config, ConfigError> {
+    let before = at.and_then(|state| state.timed).unwrap_or_default();
+    if config.time.is_none() || before.fall.is_some() {
+        return Ok(config.clone());
+    }
+    let steps = session.steps_in_time(config, validation, before.seconds + begun.elapsed().as_secs_f64())?;
+    Ok(Config { steps: at.map_or(0, |state| state.step) + steps, ..config.clone() })
 }
 
 /// The run's length, of which a session begins after `first` steps.

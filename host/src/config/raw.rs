@@ -56,6 +56,8 @@ impl RawConfig {
         match raw.shape().filter(|_| !raw.stage.is_empty()) {
             Some(key) => both(key, "[[stage]], which decides it for each stage"),
             None if raw.steps.is_some() && raw.epochs.is_some() => both("epochs", "steps"),
+            None if raw.time.is_some() && raw.steps.is_some() => both("time", "steps"),
+            None if raw.time.is_some() && raw.epochs.is_some() => both("time", "epochs"),
             None => Ok(raw),
         }
     }
@@ -78,10 +80,15 @@ impl RawConfig {
         self
     }
 
-    /// Without a length where `over` gives one: steps and epochs are two ways to say it.
+    /// Whether it says how long a run is: steps, epochs and time are three ways to say it.
+    pub fn gives_length(&self) -> bool {
+        self.steps.is_some() || self.epochs.is_some() || self.time.is_some()
+    }
+
+    /// Without a length where `over` gives one.
     fn without_length(mut self, over: &RawConfig) -> RawConfig {
-        if over.steps.is_some() || over.epochs.is_some() {
-            (self.steps, self.epochs) = (None, None);
+        if over.gives_length() {
+            (self.steps, self.epochs, self.time) = (None, None, None);
         }
         self
     }

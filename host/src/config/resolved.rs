@@ -9,8 +9,8 @@ use super::model::model;
 use super::nearest::nearest;
 use super::value::Decided;
 use super::{
-    AnyFamily, Attention, BatchSize, Config, ConfigError, Device, Found, Gradients, ModelConfig, Precision, Preset,
-    RawConfig, Recompute, StageConfig, TokenizerChoice, kinds,
+    AnyFamily, Attention, BatchSize, Config, ConfigError, Device, Found, Gradients, LrSchedule, ModelConfig, Precision,
+    Preset, RawConfig, Recompute, StageConfig, TokenizerChoice, kinds,
 };
 
 /// What a configuration is made of: `raw` over its preset, with preset, source and tokenizer, and the model.
@@ -24,7 +24,15 @@ fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, ModelConfig), Conf
     let asked_vocabulary = raw.asked_vocabulary();
     let asked_tokenizer = raw.tokenizer.is_some();
     // A warm-up of the preset's is for a run as long as its own.
-    let raw = RawConfig { warmup: None, ..preset.beside(&raw) }.overlaid(raw);
+    if raw.time.is_some() && raw.epochs.is_some() {
+        return error("time is given beside epochs; leave one of them away".to_owned());
+    }
+    let own = preset.beside(&raw);
+    // Until it is known how many steps its time holds, a run has the preset's; its rate falls at the end of them.
+    let timed = raw.time.is_some() && raw.steps.is_none();
+    let steps = if timed { own.steps } else { raw.steps };
+    let schedule = raw.schedule.or(Some(LrSchedule::Wsd).filter(|_| timed));
+    let raw = RawConfig { warmup: None, ..own }.overlaid(RawConfig { steps, schedule, ..raw });
     let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
     let usual = raw.tokenizer.clone().unwrap_or_else(|| "word".to_owned());
     let tokenizer = match found.tokenizer.clone() {
@@ -150,6 +158,7 @@ impl Config {
         self.device()?;
         self.family().validate()?;
         self.validate_stages()?;
+        self.validate_time()?;
         self.validate_schedule()?;
         self.validate_evaluations()?;
         self.family().validate_micro_batch(&self.micro_batch())?;

@@ -29,12 +29,18 @@ impl Config {
             written.epochs = None;
             written.steps = written.steps.filter(|steps| *steps != self.steps);
         }
-        if written.epochs.is_some() && written.steps.is_some() {
-            return error("epochs is given beside steps; leave one of them away".to_owned());
+        for (key, given) in [("epochs", written.epochs.is_some()), ("time", written.time.is_some())] {
+            if given && written.steps.is_some() {
+                return error(format!("{key} is given beside steps; leave one of them away"));
+            }
         }
         self.same_shape(&mut written)?;
         self.same_places(&mut written);
-        let length = written.steps.is_some() || written.epochs.is_some();
+        let length = written.gives_length();
+        if written.time.is_some() {
+            // As many as were planned; how many it has now is found out as it goes.
+            written.steps = Some(self.steps);
+        }
         // A device that has only f32 computes in it, unless another precision is asked for.
         let here = self.clone().on(written.device.clone())?;
         let written = here.as_written()?.overlaid(written);

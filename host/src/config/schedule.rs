@@ -3,7 +3,7 @@
 use capful_core::train::Schedule;
 
 use super::error::error;
-use super::{Config, ConfigError, DecayShape, LrSchedule};
+use super::{Config, ConfigError, DecayShape, LrSchedule, Span};
 
 /// Where nobody says it.
 const DECAY: f64 = 0.1;
@@ -18,6 +18,32 @@ impl Config {
             warmup: self.warmup,
             steps: self.steps,
             decay: (of_share(self.decay, self.steps), self.decay_shape.core()),
+            fallen: 0.0,
+        }
+    }
+
+    /// The step after which the decay begins of a run of so many steps.
+    pub(crate) fn decays_after(&self, steps: u64) -> u64 {
+        steps - of_share(self.decay, steps)
+    }
+
+    /// Whether a run that ends on time can be planned: its rate is a matter of steps only while it falls.
+    ///
+    /// # Errors
+    /// What needs the number of the run's steps before they are done.
+    pub(super) fn validate_time(&self) -> Result<(), ConfigError> {
+        let Some(time) = self.time.map(Span) else { return Ok(()) };
+        let needs = |what: &dyn std::fmt::Display| {
+            error(format!(
+                "--time {time} beside {what}, which needs to know the run's steps; give --steps, or leave it away"
+            ))
+        };
+        match self.schedule {
+            LrSchedule::Cosine => needs(&"--schedule cosine"),
+            LrSchedule::Linear => needs(&"--schedule linear"),
+            _ if !self.stage.is_empty() => needs(&"the stages of a curriculum"),
+            _ if self.average > 0 => needs(&format_args!("--average {}", self.average)),
+            _ => Ok(()),
         }
     }
 

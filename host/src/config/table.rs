@@ -9,7 +9,7 @@ use super::optimizer::USUAL;
 use super::value::{Decided, Value};
 use super::{
     Attention, BatchSize, ByteSize, ConfigError, DecayShape, Gradients, Groups, InvalidUtf8, LrSchedule, ModelConfig,
-    NameOrSize, Order, Precision, RawStage, Recompute, RecomputeChoice, RuleName, StageConfig, Values,
+    NameOrSize, Order, Precision, RawStage, Recompute, RecomputeChoice, RuleName, Span, StageConfig, Values,
 };
 use crate::plan::Link;
 
@@ -81,6 +81,11 @@ keys! {
                 .page("Steps of the run; where nobody says them, at most four epochs of encoded text of your own");
             /// Passes over the training split, instead of --steps
             epochs: u32 => Option<u32>, flag("N").not_beside("steps").neutral();
+            /// Ends the run on time instead of after --steps: so long after it began the last checkpoint is written, for
+            /// example 30m or 8h
+            time: Span => Option<f64>, flag("SPAN").not_beside("steps").changes()
+                .page("Instead of steps: how long after its beginning the run is to end, such as 90s, 30m or 1h30m, see \
+                       [above](#a-run-that-ends-on-time)");
             /// The highest learning rate
             lr: f64 = 1e-3, flag("X").by_preset().within(Values::NotNegative);
             /// How the rate falls after the warm-up: cosine, linear (both to --lr-end), constant, or wsd (warm-up, stable,

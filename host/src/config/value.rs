@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::count::{count, in_file};
 use super::{
     Attention, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LrSchedule, NameOrSize, Order, Precision,
-    Recompute, RecomputeChoice, RuleName,
+    Recompute, RecomputeChoice, RuleName, Span,
 };
 
 /// A value as it is written, on the command line or in a file.
@@ -124,6 +124,8 @@ values! {
                 if bytes.is_multiple_of(1 << 20) { format!("{}MiB", bytes >> 20) } else { bytes.to_string() }
             }
         }
+    Span => f64, |Span(seconds)| Ok(seconds), |seconds: &f64| Span(*seconds);
+        value_parser!(Span).into(); {}
     BatchSize => u32, sequences, |n: &u32| BatchSize::Sequences(*n);
         value_parser!(BatchSize).into(); {}
     RecomputeChoice => Recompute, set, |set: &Recompute| RecomputeChoice::Set(*set);

@@ -155,6 +155,19 @@ impl AnyDevice {
         }
     }
 
+    /// Zeros its arena, behind what was queued.
+    ///
+    /// # Errors
+    /// A lost GPU.
+    pub fn clear(&mut self) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.memory.words().fill(0),
+            AnyDevice::Reference(device) => device.memory.words().fill(0),
+            AnyDevice::Cuda(device) => device.clear()?,
+        }
+        Ok(())
+    }
+
     /// Bytes of its arena, as allocated.
     pub fn arena_bytes(&mut self) -> u64 {
         match self {

@@ -7,7 +7,7 @@ use capful_core::memory::Role;
 use indicatif::{HumanCount, HumanFloatCount};
 
 use super::{Estimates, Line, Plan, StagePlan, outside};
-use crate::config::{Config, human_bytes};
+use crate::config::{Config, Span, human_bytes};
 use crate::run::course::{Course, counted, lasting};
 
 const NAME: Style = Style::new().bold();
@@ -61,6 +61,9 @@ impl Plan {
 
     /// How long the run is, and how long it takes at least where the roofline's speed is that of all its steps.
     fn length(&self, config: &Config) -> String {
+        if let Some(time) = config.time {
+            return format!("as many steps as {} holds; ", Span(time));
+        }
         match (config.steps, config.epochs) {
             (0, Some(epochs)) => return format!("{} of the training text; ", counted(epochs.into(), "epoch")),
             (0, None) => return String::new(),

@@ -1,5 +1,6 @@
 //! What all ranks must have in common, and how one of them tells the others that it failed.
 
+use super::SharedPeers;
 use super::peers::{PeerError, Peers, all_gather};
 
 /// Bytes of a rank's message.
@@ -117,6 +118,17 @@ pub fn share_text(peers: &mut dyn Peers, text: &str) -> Result<String, PeerError
     share_bytes(peers, &mut message)?;
     let length = message.first_chunk().map_or(0, |n| u64::from_le_bytes(*n) as usize).min(MESSAGE - 8);
     Ok(String::from_utf8_lossy(&message[8..][..length]).into_owned())
+}
+
+/// Makes `numbers` those of the first rank; they stay where there is no other.
+///
+/// # Errors
+/// A rank that is gone.
+pub fn share_numbers(peers: Option<&SharedPeers>, numbers: &mut [u64]) -> Result<(), PeerError> {
+    match peers {
+        Some(peers) => share_bytes(&mut *peers.borrow_mut(), bytemuck::cast_slice_mut(numbers)),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use std::rc::Rc;
 
 use watch::Watch;
 
+pub use agreement::share_numbers;
 pub use environment::Rank;
 pub use peers::{PeerError, Peers};
 

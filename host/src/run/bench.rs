@@ -17,6 +17,9 @@ use crate::plan::{Sequence, listing};
 /// The most steps of which each operation is timed.
 const PROFILED: u64 = 5;
 
+/// Batches of a measurement as in training.
+const BATCHES: usize = 8;
+
 /// What the steps took.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timing {
@@ -45,6 +48,10 @@ pub struct Bench<'a> {
     targets: Vec<u32>,
     offsets: Vec<u32>,
     settings: Settings,
+    /// The batch of the next micro-batch, of those that are there.
+    next: usize,
+    /// Steps so far, of a run that learns.
+    steps: Option<u64>,
 }
 
 impl<'a> Bench<'a> {
@@ -54,26 +61,94 @@ impl<'a> Bench<'a> {
     /// A lost device.
     pub fn new(session: &'a mut Session, config: &'a Config) -> Result<Self, DeviceError> {
         session.assume_history();
-        let tokens = config.micro_batch().tokens() as usize;
         let random = Random::new(config.seed, stream("bench"));
-        let ids: Vec<u32> =
-            (0..=tokens).map(|i| random.below(i as u64, u64::from(config.vocab_size())) as u32).collect();
+        let id = |i| random.below(i, u64::from(config.vocab_size())) as u32;
+        Ok(Bench::of(session, config, 1, id, 1e-4))
+    }
+
+    /// As [`Bench::new`], by the run's own updates from its first step on, and with tokens as unlike in number as those of
+    /// text are, each by the inverse of its rank: a GPU that learns something draws more power than one that learns nothing,
+    /// and goes slower.
+    pub fn as_training(session: &'a mut Session, config: &'a Config) -> Self {
+        session.assume_history();
+        let random = Random::new(config.seed, stream("measure"));
+        let vocabulary = f64::from(config.vocab_size());
+        let id = |i| (vocabulary.powf(random.uniform(i)) as u32).saturating_sub(1);
+        Bench { steps: Some(0), ..Bench::of(session, config, BATCHES, id, 0.0) }
+    }
+
+    fn of(session: &'a mut Session, config: &'a Config, batches: usize, id: impl Fn(u64) -> u32, rate: f32) -> Self {
+        let tokens = config.micro_batch().tokens() as usize;
+        let all = batches * tokens;
+        let ids: Vec<u32> = (0..=all as u64).map(id).collect();
         let settings =
-            Settings { learning_rate: 1e-4, loss_scale: 1.0 / config.tokens_per_step() as f32, ..Settings::UNIT };
+            Settings { learning_rate: rate, loss_scale: 1.0 / config.tokens_per_step() as f32, ..Settings::UNIT };
         // In the midst of documents.
         let offsets = vec![config.context(); tokens];
-        Ok(Bench { session, config, targets: ids[1..].to_vec(), ids: ids[..tokens].to_vec(), offsets, settings })
+        Bench {
+            session,
+            config,
+            targets: ids[1..].to_vec(),
+            ids: ids[..all].to_vec(),
+            offsets,
+            settings,
+            next: 0,
+            steps: None,
+        }
+    }
+
+    /// Those of the next step.
+    fn next_settings(&mut self) -> Settings {
+        let Some(step) = &mut self.steps else { return self.settings };
+        let config = self.config;
+        let rate = config.lr_schedule().rate(*step);
+        let settings = Settings::of(*step, rate, &config.optimizer(), config.clip, config.tokens_per_step());
+        *step += 1;
+        Settings { decay: config.decay_factor(rate), ..settings }
     }
 
     fn step(&mut self) -> Result<Ticket, DeviceError> {
-        self.session.begin(self.settings)?;
-        let rows = Rows { ids: &self.ids, targets: &self.targets, offsets: &self.offsets };
+        let settings = self.next_settings();
+        self.session.begin(settings)?;
         let last = self.config.accumulate - 1;
-        for micro in 0..last {
-            self.session.micro_batch(0, rows, micro == 0)?;
+        for micro in 0..=last {
+            let tokens = self.offsets.len();
+            let here = self.next * tokens..(self.next + 1) * tokens;
+            self.next = (self.next + 1) % (self.ids.len() / tokens);
+            let rows = Rows { ids: &self.ids[here.clone()], targets: &self.targets[here], offsets: &self.offsets };
+            match micro < last {
+                true => self.session.micro_batch(0, rows, micro == 0)?,
+                false => self.session.last_micro_batch(0, rows, last == 0)?,
+            }
         }
-        self.session.last_micro_batch(0, rows, last == 0)?;
         self.session.finish()
+    }
+
+    /// Runs steps for so many `seconds`, at least two, and gives the seconds of one: of the last half of the time, when the
+    /// machine is warm.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn time_for(&mut self, seconds: f64) -> Result<f64, DeviceError> {
+        let warm = self.step()?;
+        self.session.results(warm)?;
+        let (begun, ahead) = (Instant::now(), self.session.device.gpu().is_some());
+        let (mut pending, mut half, mut done) = (None, (0, 0.0), 0);
+        loop {
+            let ticket = self.step()?;
+            let due = if ahead { pending.replace(ticket) } else { Some(ticket) };
+            if let Some(ticket) = due {
+                self.session.results(ticket)?;
+                done += 1;
+            }
+            let now = begun.elapsed().as_secs_f64();
+            if now < seconds / 2.0 {
+                half = (done, now);
+            } else if now >= seconds && done > half.0 {
+                pending.take().map(|ticket| self.session.results(ticket)).transpose()?;
+                return Ok((now - half.1) / f64::from(done - half.0));
+            }
+        }
     }
 
     /// Times `steps` steps after `warmup` others.

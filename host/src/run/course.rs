@@ -1,6 +1,4 @@
-//! How long a run is, how far it is, and how long the rest of it takes at the pace of this session.
-
-use std::time::Duration;
+//! How long a run is, in words.
 
 use capful_core::train::{Curriculum, Stage};
 
@@ -17,34 +15,10 @@ pub struct Course {
     pub epoch: Option<u64>,
 }
 
-/// Steps done in a session, and the time that they took: the first of them is no measure of the others.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Pace {
-    /// Steps of the run that were done when the time began.
-    pub from: u64,
-    /// Steps of the run that are done.
-    pub step: u64,
-    /// What those between took.
-    pub time: Duration,
-}
-
 impl Course {
     /// Tokens of the first `step` steps.
     fn tokens(&self, step: u64) -> u64 {
         Curriculum::new(&self.stages).map_or(0, |curriculum| curriculum.tokens(step))
-    }
-
-    /// Tokens a second at this pace; nothing where it is of no time.
-    pub(super) fn speed(&self, pace: &Pace) -> Option<f64> {
-        let tokens = self.tokens(pace.step).saturating_sub(self.tokens(pace.from));
-        let seconds = pace.time.as_secs_f64();
-        (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
-    }
-
-    /// Seconds that the steps after `step` take at this pace.
-    pub(super) fn left(&self, step: u64, pace: &Pace) -> Option<f64> {
-        let tokens = self.tokens(self.steps).saturating_sub(self.tokens(step));
-        Some(tokens as f64 / self.speed(pace)?)
     }
 
     /// How long the run is: steps, tokens and, where they are known, epochs.
@@ -62,14 +36,12 @@ impl Course {
         format!("{} ({} tokens{epochs})", counted(steps, "step"), short(tokens))
     }
 
-    /// What this session will take, once it has a pace.
-    pub(super) fn estimate(&self, pace: &Pace) -> Option<String> {
-        let speed = self.speed(pace)?;
+    /// What this session will take: so many seconds, at so many tokens a second.
+    pub(super) fn estimate(&self, seconds: f64, tokens_per_s: f64) -> String {
         let left = self.steps.saturating_sub(self.first);
-        let seconds = self.tokens(self.steps).saturating_sub(self.tokens(self.first)) as f64 / speed;
         let behind = if self.first > 0 { " that are left" } else { "" };
         let work = self.describe(left, self.first).replacen(" (", &format!("{behind} ("), 1);
-        Some(format!("about {} for {work} at {} tokens/s", lasting(seconds), grouped(speed as u64)))
+        format!("about {} for {work} at {} tokens/s", lasting(seconds), grouped(tokens_per_s as u64))
     }
 }
 
@@ -125,25 +97,16 @@ mod tests {
     }
 
     #[test]
-    fn an_estimate_is_of_the_steps_of_this_session_at_its_pace() {
-        let pace = Pace { from: 1, step: 3, time: Duration::from_secs(1) };
-        let line = course(0).estimate(&pace).unwrap();
+    fn an_estimate_is_of_the_steps_of_this_session() {
+        let line = course(0).estimate(999.5, 8192.0);
         assert_eq!(line, "about 17 min for 2,000 steps (8.2 M tokens, 3.4 epochs) at 8,192 tokens/s");
-        // 1,999 steps were done by another session, in no time that counts here.
-        let pace = Pace { from: 1990, step: 1992, time: Duration::from_secs(4) };
-        let line = course(1989).estimate(&pace).unwrap();
+        // 1,989 steps were done by another session.
+        let line = course(1989).estimate(22.0, 2048.0);
         assert_eq!(line, "about 22 s for 11 steps that are left (45.1 k tokens, 0.02 epochs) at 2,048 tokens/s");
-        assert_eq!(course(1989).left(1992, &pace), Some(16.0));
         let unknown = Course { epoch: None, ..course(0) };
         assert_eq!(unknown.length(), "2,000 steps (8.2 M tokens)");
-        assert_eq!(unknown.estimate(&Pace { time: Duration::ZERO, ..pace }), None);
-    }
-
-    #[test]
-    fn stages_have_their_own_tokens() {
-        let course = Course { steps: 20, first: 0, stages: vec![stage(0, 1), stage(10, 3)], epoch: None };
-        let pace = Pace { from: 0, step: 10, time: Duration::from_secs(10) };
-        assert_eq!((course.speed(&pace), course.left(10, &pace)), (Some(128.0), Some(30.0)));
+        let stages = Course { steps: 20, first: 0, stages: vec![stage(0, 1), stage(10, 3)], epoch: None };
+        assert_eq!(stages.length(), "20 steps (5,120 tokens)");
     }
 
     #[test]

@@ -119,8 +119,11 @@ impl History {
         let is_neutral = |key: &str| RUN_KEYS.iter().any(|known| known.name == key && known.is_neutral());
         // So is a decay that lies ahead either way.
         let ahead = after.decays_ahead(before, step);
-        let neutral =
-            |key: &str| is_neutral(key) || key == "steps" && (constant || ahead) || key.starts_with("decay") && ahead;
+        // Its time decides them.
+        let timed = after.time.is_some();
+        let neutral = |key: &str| {
+            is_neutral(key) || key == "steps" && (constant || ahead || timed) || key.starts_with("decay") && ahead
+        };
         let keys = old.keys().chain(new.keys().filter(|key| !old.contains_key(*key)));
         for key in keys.filter(|key| old.get(*key) != new.get(*key) && !neutral(key)) {
             let shown = |value: Option<&toml::Value>| {

@@ -44,12 +44,20 @@ pub struct Outcome {
     pub averaged: Option<Score>,
     /// Steps done, over all sessions: fewer than the run has where its patience ended it.
     pub steps: u64,
+    /// Steps of the run.
+    pub end: u64,
     /// Whether its patience ended it.
     pub impatient: bool,
     /// The lowest of the evaluations on the way, and whether its checkpoint is there.
     pub best: Option<(Evaluation, bool)>,
     /// Seconds of training, evaluations and saves included.
     pub seconds: f64,
+    /// The same as predicted after ten seconds of it, or after a third where that is shorter.
+    pub predicted: Option<f64>,
+    /// Seconds of a step of the last stage, an evaluation and a save, where they were measured.
+    pub parts: [Option<f64>; 3],
+    /// Seconds of a run that ends on time, over all sessions, from the beginning of each command.
+    pub timed: Option<f64>,
     /// Tokens trained on, over all sessions.
     pub tokens: u64,
     /// Those of this one.

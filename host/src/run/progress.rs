@@ -11,7 +11,7 @@ use capful_core::train::Stage;
 use heapless::Deque;
 use terminal_size::{Width, terminal_size_of};
 
-use super::course::{Course, Pace, grouped};
+use super::course::{Course, grouped};
 use super::evaluations::{Evaluation, ROSE};
 use super::metrics::EvalMetrics;
 use super::status::{Status, wrapped};
@@ -22,8 +22,6 @@ use crate::plan::memory;
 const TURN: Duration = Duration::from_millis(250);
 /// The longest time in which nothing is said in a file.
 const SILENCE: Duration = Duration::from_secs(30);
-/// What a pace is measured over before it is told.
-const MEASURED: Duration = Duration::from_secs(1);
 /// Lines that may wait for the reporter. Of more, the oldest are not said.
 const WAITING: usize = 256;
 
@@ -43,15 +41,25 @@ struct Logged {
     tokens_per_s: Option<f64>,
 }
 
+/// What is ahead of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Ahead {
+    /// Steps of the run, as far as can be told.
+    pub end: u64,
+    /// Seconds that are left.
+    pub left: Option<f64>,
+}
+
 /// The numbers, written by the run and read by the reporter.
 #[derive(Debug)]
 struct Numbers {
     /// The last of everything.
     now: Logged,
-    /// The first step that this session did, and when.
-    begun: Option<(u64, Instant)>,
-    /// When the last step was done.
+    /// What was ahead when the last step was done, and when that was.
+    ahead: Ahead,
     at: Instant,
+    /// What is to be told of the session, once: its seconds, and tokens a second.
+    told: Option<(f64, f64)>,
     /// What was logged and not yet said.
     waiting: Deque<Logged, WAITING>,
 }
@@ -90,7 +98,8 @@ impl Progress {
             skipped: 0,
             tokens_per_s: None,
         };
-        let numbers = Numbers { now, begun: None, at: Instant::now(), waiting: Deque::new() };
+        let ahead = Ahead { end: course.steps, left: None };
+        let numbers = Numbers { now, ahead, at: Instant::now(), told: None, waiting: Deque::new() };
         let shared = Arc::new(Shared { numbers: Mutex::new(numbers), done: AtomicBool::new(false) });
         let theirs = Arc::clone(&shared);
         let builder = std::thread::Builder::new().name("reporter".to_owned()).stack_size(256 << 10);
@@ -110,13 +119,16 @@ impl Progress {
         Progress { shared, thread }
     }
 
-    /// Notes that a step is done.
-    pub fn done(&self, step: u64) {
-        let at = Instant::now();
+    /// Notes that a step is done, and what is ahead.
+    pub fn done(&self, step: u64, ahead: Ahead) {
         let mut numbers = self.shared.lock();
         numbers.now.step = step;
-        numbers.at = at;
-        numbers.begun.get_or_insert((step, at));
+        (numbers.at, numbers.ahead) = (Instant::now(), ahead);
+    }
+
+    /// Leaves how many seconds the session takes, at so many tokens a second, to be told once.
+    pub fn tell(&self, seconds: f64, tokens_per_s: f64) {
+        self.shared.lock().told = Some((seconds, tokens_per_s));
     }
 
     /// Leaves the numbers of a logged step, of the stage of index `stage`, and how many steps were skipped so far.
@@ -169,8 +181,6 @@ struct Reporter {
     planned: Option<u64>,
     /// Whether standard error is a terminal that can go back to a line's beginning.
     terminal: bool,
-    /// Whether the time of the run was told.
-    told: bool,
     /// When a line was said last.
     said: Instant,
 }
@@ -178,52 +188,42 @@ struct Reporter {
 impl Reporter {
     fn new(course: Course, planned: Option<u64>) -> Reporter {
         let dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
-        Reporter { course, planned, terminal: io::stderr().is_terminal() && !dumb, told: false, said: Instant::now() }
+        Reporter { course, planned, terminal: io::stderr().is_terminal() && !dumb, said: Instant::now() }
     }
 
     fn run(mut self, shared: &Shared) {
         loop {
             let done = shared.done.load(Ordering::Relaxed);
-            let (now, waiting, pace) = {
+            let (now, waiting, ahead, told) = {
                 let mut numbers = shared.lock();
                 let waiting = std::mem::take(&mut numbers.waiting);
-                let pace = numbers.begun.map(|(from, begun)| Pace {
-                    from,
-                    step: numbers.now.step,
-                    time: numbers.at.duration_since(begun),
-                });
-                (numbers.now, waiting, pace)
+                let left = numbers.ahead.left.map(|left| (left - numbers.at.elapsed().as_secs_f64()).max(0.0));
+                (numbers.now, waiting, Ahead { left, ..numbers.ahead }, numbers.told.take())
             };
-            self.tell_the_time(pace.as_ref());
+            self.course.steps = ahead.end;
+            if let Some((seconds, tokens_per_s)) = told {
+                self.tell(&self.course.estimate(seconds, tokens_per_s));
+            }
             for (step, lowest) in waiting.iter().filter_map(|logged| Some((logged.step, logged.opened?))) {
                 self.tell(&rises(step, &lowest));
             }
             if self.terminal {
                 // In the last column some terminals begin the next line.
-                let line = self.status(&now, pace.as_ref(), true).fitting(columns().saturating_sub(1));
+                let line = self.status(&now, &ahead, true).fitting(columns().saturating_sub(1));
                 // Where it cannot be shown, the run goes on.
                 let _ = write!(io::stderr().lock(), "\r{}\u{1b}[K", if done { "" } else { &line });
             } else {
                 for logged in &waiting {
-                    self.say(&self.status(logged, pace.as_ref(), false).whole());
+                    self.say(&self.status(logged, &ahead, false).whole());
                 }
                 if self.said.elapsed() >= SILENCE && !done {
-                    self.say(&self.status(&now, pace.as_ref(), false).whole());
+                    self.say(&self.status(&now, &ahead, false).whole());
                 }
             }
             if done {
                 break;
             }
             std::thread::park_timeout(TURN);
-        }
-    }
-
-    /// Says once, as soon as it is known, how long the run takes.
-    fn tell_the_time(&mut self, pace: Option<&Pace>) {
-        let Some(pace) = pace.filter(|pace| !self.told && pace.time >= MEASURED) else { return };
-        self.told = true;
-        if let Some(line) = self.course.estimate(pace) {
-            self.tell(&line);
         }
     }
 
@@ -240,11 +240,11 @@ impl Reporter {
         let _ = writeln!(io::stderr().lock(), "{line}");
     }
 
-    fn status(&self, logged: &Logged, pace: Option<&Pace>, all: bool) -> Status {
+    fn status(&self, logged: &Logged, ahead: &Ahead, all: bool) -> Status {
         let Logged { step, stage, loss, val_loss, averaged, gap, skipped, tokens_per_s, .. } = *logged;
         Status {
             step,
-            steps: self.course.steps,
+            steps: ahead.end,
             stage: name(&self.course.stages, stage),
             loss,
             val_loss,
@@ -253,7 +253,7 @@ impl Reporter {
             skipped,
             tokens_per_s,
             memory: memory::resident().zip(self.planned),
-            left: pace.and_then(|pace| self.course.left(step, pace)).filter(|_| all || step < self.course.steps),
+            left: ahead.left.filter(|_| all || step < ahead.end),
         }
     }
 }

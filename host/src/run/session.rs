@@ -8,6 +8,7 @@ use capful_core::remainder;
 use capful_core::train::{Results, Settings, Stage};
 use half::slice::HalfFloatSliceExt as _;
 
+use super::rehearsal::Rehearsed;
 use super::wiring;
 use crate::config::Config;
 use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Held, Stopwatch, Storage, Ticket};
@@ -70,7 +71,9 @@ pub struct Session {
     /// Logits on their way out of the device, `[vocabulary]`.
     logits: Vec<f32>,
     /// Steps in the history of the largest values, of which as many as it holds make scales worth using.
-    seen: u32,
+    pub(super) seen: u32,
+    /// What the parts of a run took in the rehearsal, where there was one.
+    pub(super) rehearsed: Option<Rehearsed>,
     /// The results of a step as they come out of the device: where ranks share, with those of each.
     results: Vec<f32>,
     /// The other ranks, where there are any.
@@ -125,7 +128,8 @@ impl Session {
     fn open(laid: Laid, profile: &AnyProfile, vocab_size: u32, staging: u64) -> Result<Self, DeviceError> {
         let device = AnyDevice::start(profile, laid.bytes, laid.scratch, staging)?;
         let results = vec![0.0; results_of(&laid.places.control).elements() as usize];
-        Ok(Session { laid, device, logits: vec![0.0; vocab_size as usize], seen: 0, results, peers: None })
+        let logits = vec![0.0; vocab_size as usize];
+        Ok(Session { laid, device, logits, seen: 0, rehearsed: None, results, peers: None })
     }
 
     /// The other ranks, where there are any.
@@ -144,53 +148,6 @@ impl Session {
         if let Err(warning) = gpu.reuse(algorithms) {
             gpu.warn(warning);
         }
-    }
-
-    /// On a GPU, runs every sequence in the empty arena and clears it: once to choose algorithms, once to record.
-    fn rehearse(&mut self, config: &Config, algorithms: &[Choice]) -> Result<(), DeviceError> {
-        self.reuse(algorithms);
-        let Some(gpu) = self.device.gpu() else { return Ok(()) };
-        gpu.set_tuning(true);
-        self.everything(config)?;
-        let Some(gpu) = self.device.gpu() else { return Ok(()) };
-        gpu.set_tuning(false);
-        self.everything(config)?;
-        let Some(gpu) = self.device.gpu() else { return Ok(()) };
-        gpu.name_outside("graphs and the libraries' kernels")?;
-        Ok(gpu.clear()?)
-    }
-
-    /// Whatever a training run does, once.
-    fn everything(&mut self, config: &Config) -> Result<(), DeviceError> {
-        let settings = Settings { learning_rate: 0.0, ..Settings::UNIT };
-        let stages = config.stages();
-        let most = stages.iter().map(Stage::micro_tokens).max().unwrap_or(0);
-        let evaluated = self.laid.sections.evaluation.map_or(0, |stage| stage.tokens());
-        let zeros = vec![0; most.max(evaluated.into()) as usize];
-        // While the history fills, and afterwards.
-        let fills = (0..stages.len()).any(|index| self.laid.sections.quantises(index));
-        let kinds = if fills { &[0, Scales::WARMUP][..] } else { &[0][..] };
-        for (seen, (index, stage)) in kinds.iter().flat_map(|seen| stages.iter().enumerate().map(|p| (*seen, p))) {
-            let zeros = &zeros[..stage.micro_tokens() as usize];
-            self.seen = seen;
-            self.begin(settings)?;
-            let rows = Rows::of(zeros);
-            let last = self.laid.sections.accumulate[index].clamp(1, 3) - 1;
-            for micro in 0..last {
-                self.micro_batch(index, rows, micro == 0)?;
-            }
-            self.last_micro_batch(index, rows, last == 0)?;
-            let ticket = self.finish()?;
-            self.results(ticket)?;
-        }
-        self.seen = 0;
-        let zeros = &zeros[..evaluated as usize];
-        if self.laid.programs.get(Sequence::Exchange).is_some() {
-            self.device.next_step()?;
-            self.exchange()?;
-        }
-        self.evaluate(Rows::of(zeros))?;
-        self.decode(0, 0).map(drop)
     }
 
     /// The algorithms that the GPU's products use.

@@ -9,16 +9,19 @@ use capful_core::ops::Dropout;
 use capful_core::train::{Curriculum, Settings, Stage};
 
 use super::Session;
-use super::averages::{Averaged, Kind};
-use super::checkpoint::{self, TrainerState, Wanted};
+use super::averages::Averaged;
+use super::checkpoint::{self, TrainerState};
+use super::costs::Expected;
 use super::directory;
+use super::ending::Ending;
 use super::evaluate::{Evaluator, Score};
 use super::evaluations::{Evaluations, ROSE};
 use super::gauges::Gauges;
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
 use super::origin::Origin;
 use super::outcome::{Outcome, TrainError};
-use super::progress::Progress;
+use super::progress::{Ahead, Progress};
+use super::restored::restore;
 use super::session::Rows;
 use super::shapes::{blocks, largest_block, shapes};
 use super::speed::Speedometer;
@@ -26,7 +29,6 @@ use crate::allocations::{self, Activity};
 use crate::config::{Config, ConfigError};
 use crate::data::corpus::Corpus;
 use crate::data::loader::{Loader, Slots, Turn};
-use crate::data::snapshot::Snapshot;
 use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
 use crate::device::{DeviceError, Ticket};
@@ -46,6 +48,8 @@ pub struct Trainer<'a> {
     config: &'a Config,
     /// The stages: what a step is, by its number.
     stages: Vec<Stage>,
+    /// When it ends, and its learning rate until then.
+    ending: Ending,
     session: Session,
     loader: Loader,
     validation: &'a ValidationSet,
@@ -82,10 +86,12 @@ pub struct Trainer<'a> {
     nothing: Vec<u32>,
 }
 
-/// What a rank tells the others in a step: a signal came, it is time to save, it has lost its data or its files.
+/// What a rank tells the others in a step: a signal came, it is time to save, it has lost its data or its files, the end of
+/// a run that ends on time is to be planned.
 const STOP: u8 = 1;
 const SAVE: u8 = 2;
 const LOST: u8 = 4;
+const PLAN: u8 = 8;
 
 /// Where a run stood before a step.
 #[derive(Clone, Copy)]
@@ -113,7 +119,7 @@ struct Submitted {
 
 impl<'a> Trainer<'a> {
     /// Prepares a run in `dir` from its beginning, or from `resume`, a complete checkpoint and its state. `model_config` is
-    /// the model's config.json. SIGINT and SIGTERM raise `stop`.
+    /// the model's config.json. SIGINT and SIGTERM raise `stop`. The command began at `begun`.
     ///
     /// # Errors
     /// Data shorter than a batch; a checkpoint of another tokenizer, other data or another shape; the file system.
@@ -127,6 +133,7 @@ impl<'a> Trainer<'a> {
         resume: Option<(PathBuf, TrainerState)>,
         model_config: Vec<u8>,
         stop: Arc<AtomicBool>,
+        begun: Instant,
     ) -> Result<Trainer<'a>, DeviceError> {
         let mut sequences = corpus.training().map_err(refused)?;
         let stages = config.stages();
@@ -147,6 +154,7 @@ impl<'a> Trainer<'a> {
             skipped: 0,
             evaluations: (config.eval_every > 0).then(Evaluations::default),
             averaged: None,
+            timed: None,
         };
         if let Some((from, saved)) = resume {
             state = restore(&from, saved, state, config, &mut session)?;
@@ -175,6 +183,8 @@ impl<'a> Trainer<'a> {
             checkpoint::Writer::new(dir, (config.keep, config.keep_best), lasting, model_config, tokenizer, peers)
         };
         let mut writer = writer.map_err(refused)?;
+        let expected = Expected::of(&session, config, &stages, validation, checkpoint::bytes(&session.laid.lasting));
+        let ending = Ending::new(config, state.timed, expected, begun);
         writer.go_on(state.evaluations);
         if let Some(evaluations) = &mut state.evaluations {
             // The lowest from here on is kept, where that of before is not there.
@@ -183,6 +193,7 @@ impl<'a> Trainer<'a> {
         Ok(Trainer {
             config,
             stages,
+            ending,
             loader,
             validation,
             evaluator: Evaluator::of_ranks(stage.batch, stage.seq_len, peers.clone()),
@@ -245,7 +256,7 @@ impl<'a> Trainer<'a> {
 
     /// The learning rate of the step after `step` others, which is one of `stage`.
     fn learning_rate(&self, step: u64, stage: &Stage) -> f64 {
-        self.config.lr_schedule().rate(step) * stage.rate
+        self.ending.rate(step) * stage.rate
     }
 
     /// Queues a step: its micro-batches and the update. Nothing where the data ended.
@@ -310,6 +321,7 @@ impl<'a> Trainer<'a> {
         let flag = |flag, raised| if raised { flag } else { 0 };
         flag(STOP, self.stop.load(Ordering::Relaxed))
             | flag(SAVE, self.config.rank == 0 && self.saves_now())
+            | flag(PLAN, self.config.rank == 0 && self.ending.is_due(self.config, &self.stages, self.state.step))
             | flag(LOST, self.lost.is_some())
     }
 
@@ -346,14 +358,14 @@ impl<'a> Trainer<'a> {
         if self.told & LOST != 0 {
             return Err(self.end_with_the_lost(before));
         }
-        progress.done(step);
+        self.clock(step, progress);
         let (loss, norm) = (f64::from(results.loss), f64::from(results.squared_norm).sqrt());
         self.passed_over(step, loss, norm)?;
         self.state.evaluations.iter_mut().for_each(|evaluations| evaluations.train(loss));
         if let Err(e) = self.keep_config() {
             self.lose_file(e)?;
         }
-        if step.is_multiple_of(self.config.log_every) || step == self.config.steps || step == self.first + 1 {
+        if step.is_multiple_of(self.config.log_every) || step == self.ending.end() || step == self.first + 1 {
             let speed = meter.read(tokens, self.busy(), self.waited);
             let (index, stage) = self.stage(step - 1);
             let lr = self.learning_rate(step - 1, &stage);
@@ -367,6 +379,37 @@ impl<'a> Trainer<'a> {
             progress.step(step, index, loss, skipped, speed.tokens_per_s);
         }
         Ok(())
+    }
+
+    /// Notes what the step took that is done, unless it is one of the first, and what that says of the rest.
+    fn clock(&mut self, step: u64, progress: &Progress) {
+        // A GPU's first results wait for two steps.
+        let first = step <= self.first + 1 + u64::from(self.session.device.gpu().is_some());
+        match first && self.ending.end() > step {
+            true => self.ending.costs.pass(),
+            false => self.ending.costs.step(self.stage(step - 1).0),
+        }
+        let (config, stages) = (self.config, &self.stages[..]);
+        if let Some(end) = self.ending.likely_end(config, stages, step) {
+            progress.done(step, Ahead { end, left: self.ending.left(config, stages, step) });
+        }
+        if let Some(seconds) = self.ending.tell(config, stages, step) {
+            let speed = self.stages[self.stage(step).0].step_tokens() as f64
+                / self.ending.costs.of_step(self.stage(step).0).unwrap_or(f64::INFINITY);
+            progress.tell(seconds, speed);
+        }
+    }
+
+    /// Begins the decay of a run that ends on time, or moves its end.
+    fn plan_the_end(&mut self) -> Result<(), TrainError> {
+        let (config, step) = (self.config, self.state.step);
+        let end = self.ending.fall(config, &self.stages, step, self.peers.as_ref());
+        let end = end.map_err(|e| self.failed(e))?;
+        // For who looks at it meanwhile, or goes on with it.
+        let dir = self.writer.dir();
+        let keep = || directory::keep_config(dir, &Config { steps: end, ..config.clone() });
+        let kept = if config.rank == 0 { allocations::during(Activity::Save, keep) } else { Ok(()) };
+        kept.or_else(|e| self.lose_file(e))
     }
 
     /// Makes the configuration that trains that of the run, once. It waits for a step that went well: until then a resume
@@ -426,8 +469,10 @@ impl<'a> Trainer<'a> {
 
     /// Scores the held-out documents; gives nothing where a signal came meanwhile.
     fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Option<Scores>, TrainError> {
+        self.ending.costs.pass();
         let score = self.evaluator.score(&mut self.session, self.validation, &self.stop);
         let Some(score) = score.map_err(|e| self.failed_here(e))? else { return Ok(None) };
+        self.ending.costs.evaluation();
         let (step, val_loss) = (self.state.step, score.loss());
         if !val_loss.is_finite() {
             // The update after the last finite training loss ruined the weights: no checkpoint of them is kept.
@@ -488,7 +533,7 @@ impl<'a> Trainer<'a> {
     fn catch_up(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(), TrainError> {
         let step = self.state.step;
         let missing = self.state.evaluations.is_some_and(|evaluations| evaluations.last != step);
-        if !missing || step == 0 || step >= self.config.steps || !self.evaluation_is_due() {
+        if !missing || step == 0 || step >= self.ending.end() || !self.evaluation_is_due() {
             return Ok(());
         }
         match self.evaluate(observer, progress)? {
@@ -513,6 +558,9 @@ impl<'a> Trainer<'a> {
     /// Writes a checkpoint, unless one of this step is there. Where it is `sound`, the oldest go.
     fn write(&mut self, sound: bool) -> Result<(), TrainError> {
         let before = allocations::count(Activity::Save);
+        self.ending.costs.pass();
+        let is_new = allocations::during(Activity::Save, || !self.writer.has(self.state.step));
+        self.state.timed = self.ending.timed();
         let saved = self.writer.save(&mut self.session.storage(), &self.state, sound).map_err(|e| e.to_string());
         let sealed = || allocations::during(Activity::Save, || self.metrics.as_ref().map_or(Ok(()), Metrics::seal));
         let saved = saved.and_then(|()| sealed().map_err(|e| e.to_string()));
@@ -522,6 +570,9 @@ impl<'a> Trainer<'a> {
             self.save = made;
         }
         self.saved = Instant::now();
+        if is_new {
+            self.ending.costs.save();
+        }
         Ok(())
     }
 
@@ -536,9 +587,9 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// [`TrainError`].
     pub fn run(mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(Outcome, Session), TrainError> {
-        let start = Instant::now();
+        self.ending.start();
         let before = self.state.tokens;
-        self.saved = start;
+        self.saved = Instant::now();
         let busy = self.busy();
         let mut meter = Speedometer::start(self.state.tokens, busy);
         let (mut warm, mut warm_read) = (None, Default::default());
@@ -547,7 +598,7 @@ impl<'a> Trainer<'a> {
         let mut pending = None;
         let mut due = false;
         self.catch_up(observer, progress)?;
-        while self.state.step < self.config.steps && !self.is_out_of_patience() {
+        while self.state.step < self.ending.end() && !self.is_out_of_patience() {
             let submitted = self.submit();
             let Some(submitted) = submitted.map_err(|e| self.failed_here(e))? else { break };
             let known = if ahead { pending.replace(submitted) } else { Some(submitted) };
@@ -558,13 +609,15 @@ impl<'a> Trainer<'a> {
                 warm = Some(allocations::count(Activity::Step));
                 warm_read = allocations::count(Activity::Read);
             }
-            if step == self.config.steps {
+            if step == self.ending.end() {
                 break;
             }
             let turn = |every: u64| every > 0 && step.is_multiple_of(every);
             let told = if self.peers.is_some() { self.told } else { self.news() };
-            let (stop, evaluate) = (told & STOP != 0, self.evaluation_is_due());
-            due |= turn(self.config.save_every) || told & SAVE != 0;
+            let (stop, evaluate, plan) = (told & STOP != 0, self.evaluation_is_due(), told & PLAN != 0);
+            // What is saved before its rate falls can go on for longer.
+            let falls = plan && self.ending.timed().is_some_and(|timed| timed.fall.is_none());
+            due |= turn(self.config.save_every) || told & SAVE != 0 || falls;
             if stop || evaluate || due {
                 // What is evaluated or saved waits for its own loss.
                 self.conclude(pending.take(), &mut meter, observer, progress)?;
@@ -582,6 +635,9 @@ impl<'a> Trainer<'a> {
             if due && sound {
                 self.save()?;
                 due = false;
+            }
+            if plan {
+                self.plan_the_end()?;
             }
         }
         self.conclude(pending.take(), &mut meter, observer, progress)?;
@@ -602,14 +658,18 @@ impl<'a> Trainer<'a> {
         let kept = self.keep_config().map_err(|e| e.to_string());
         together::together(self.peers.as_ref(), kept, String::clone, |elsewhere| elsewhere.what)
             .map_err(|e| self.failed(e))?;
-        let seconds = start.elapsed().as_secs_f64();
+        let seconds = self.ending.costs.elapsed();
         let best = self.state.evaluations.and_then(|evaluations| evaluations.best);
         let outcome = Outcome {
             score,
             averaged,
             steps: self.state.step,
+            end: self.ending.end(),
             impatient: self.is_out_of_patience(),
             seconds,
+            predicted: self.ending.predicted,
+            parts: self.ending.costs.parts(),
+            timed: self.ending.timed().map(|timed| timed.seconds),
             tokens: self.state.tokens,
             session_tokens: self.state.tokens - before,
             allocations: warm.map_or(0, |w| allocations::since(Activity::Step, w).allocations),
@@ -627,36 +687,4 @@ impl<'a> Trainer<'a> {
 /// A wrong request of any kind.
 fn refused(error: impl std::fmt::Display) -> DeviceError {
     DeviceError::Refused(error.to_string())
-}
-
-/// Reads the checkpoint `from` into the session. Gives what the run begins with in the place of `fresh`: what was `saved`
-/// there.
-fn restore(
-    from: &std::path::Path,
-    saved: TrainerState,
-    fresh: TrainerState,
-    config: &Config,
-    session: &mut Session,
-) -> Result<TrainerState, DeviceError> {
-    // Versions that did not look into the files saved another fingerprint of them.
-    let former = fresh.source.as_ref().filter(|_| saved.source.is_none()).map(Snapshot::former_fingerprint);
-    let data = saved.data == fresh.data || former == Some(saved.data);
-    for (what, same) in [("tokenizer", saved.tokenizer == fresh.tokenizer), ("data", data)] {
-        if !same {
-            return Err(refused(format_args!(
-                "{} was made with another {what} than is there now; restore the {what} or start a new run",
-                from.display()
-            )));
-        }
-    }
-    let lasting = session.laid.lasting.clone();
-    // Another kind of average begins anew.
-    let kind = config.averaging().map(|averaging| Kind::of(&averaging));
-    let averaged = saved.averaged.filter(|averaged| Some(averaged.kind) == kind);
-    let wanted = Wanted::Run { averages: averaged.is_some() };
-    checkpoint::restore(from, &lasting, wanted, &mut session.storage())?;
-    session.count_history()?;
-    let TrainerState { device, version, data, source, validation, evaluations, .. } = fresh;
-    let evaluations = evaluations.map(|none| saved.evaluations.unwrap_or(none));
-    Ok(TrainerState { device, version, data, source, validation, evaluations, averaged, ..saved })
 }

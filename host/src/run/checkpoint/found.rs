@@ -54,6 +54,11 @@ pub(super) fn step_of(name: &str) -> Option<u64> {
     (name_of(step) == name).then_some(step)
 }
 
+/// The step of the checkpoint at `path`, where its name is one that a run gives.
+pub(super) fn step_of_path(path: &Path) -> Option<u64> {
+    step_of(&path.file_name()?.to_string_lossy())
+}
+
 /// The complete checkpoints of a run, oldest first.
 ///
 /// # Errors
@@ -78,6 +83,28 @@ pub fn complete(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 /// A directory that cannot be read, or a file that has changed.
 pub fn last(run: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     complete(run)?.pop().map(without_tensors).transpose()
+}
+
+/// The checkpoint that a run goes on from that has so much `time` now, in seconds: the last one; or the one before its rate
+/// began to fall, where that was for less time.
+///
+/// # Errors
+/// As [`last`]; that one is not there.
+pub fn to_go_on_from(run: &Path, time: Option<f64>) -> Result<Option<PathBuf>, CheckpointError> {
+    let last = last(run)?;
+    let Some(with_state) = last.as_ref().filter(|last| last.join(STATE).exists()) else { return Ok(last) };
+    let fall = read_state(with_state)?.timed.and_then(|timed| timed.fall);
+    let Some(fall) = fall.filter(|fall| time.is_some_and(|time| time > fall.time)) else { return Ok(last) };
+    let stable = of_step(run, fall.begun);
+    if stable.join(DONE).is_file() {
+        return without_tensors(stable).map(Some);
+    }
+    Err(CheckpointError::Elsewhere(format!(
+        "{}: the checkpoint of step {}, before its rate fell, is not there, and only from there a run has use for more --time; \
+         begin another with --init-from",
+        run.display(),
+        fall.begun
+    )))
 }
 
 /// As [`last`], or `run` itself where it is a checkpoint.

@@ -28,9 +28,10 @@ use crate::format::safetensors::{self, TensorFileError};
 use crate::ranks::{SharedPeers, together};
 use crate::regular;
 use crate::run::averages::Averaged;
+use crate::run::ending::Timed;
 use crate::run::evaluations::Evaluations;
 
-pub use found::{best, complete, discard, last, latest, of_step, sweep};
+pub use found::{best, complete, discard, last, latest, of_step, sweep, to_go_on_from};
 pub(super) use found::{name_of, remove};
 pub(super) use intact::mark;
 pub use intact::{check, check_weights, compare, digests};
@@ -73,6 +74,9 @@ pub struct TrainerState {
     /// The weights that are averaged, where they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub averaged: Option<Averaged>,
+    /// Where a run that ends on time stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timed: Option<Timed>,
 }
 
 impl TrainerState {
@@ -208,6 +212,13 @@ pub(super) fn saved(entries: &[Entry], roles: &[Role]) -> Vec<Entry> {
     entries.iter().filter(|e| roles.contains(&e.slot.role)).copied().collect()
 }
 
+/// Bytes of the tensors of a checkpoint of what lasts.
+pub fn bytes(lasting: &[Entry]) -> u64 {
+    let entries = saved(lasting, &[Role::Weight, Role::Master, Role::Moment, Role::State, Role::Average]);
+    let elements = |entry: &Entry| entry.slot.elements() * u64::from(entry.slot.layers);
+    entries.iter().map(|entry| elements(entry) * entry.place.first.dtype.size()).sum()
+}
+
 impl Writer {
     /// A writer into the run's directory `dir` that keeps so many checkpoints, and beside them that of the lowest validation
     /// loss where that is wanted; `config` is the model's config.json. Ranks that reach each other through `peers` write
@@ -242,6 +253,11 @@ impl Writer {
             peers,
             rank,
         })
+    }
+
+    /// The run's directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// The last complete checkpoint.
@@ -357,12 +373,17 @@ impl Writer {
     /// Removes the oldest checkpoints beyond those to keep, of a run that stands at `state`. One that cannot be removed is no reason to stop: the next save
     /// tries it again.
     fn remove_oldest(&mut self, state: &TrainerState) {
-        let best = state.best_step().filter(|_| self.keep_best).map(|step| self.dir.join(name_of(step)));
-        let mut beyond = self.there.len().saturating_sub(self.keep);
+        let best = state.best_step().filter(|_| self.keep_best);
+        let stable = state.timed.and_then(|timed| Some(timed.fall?.begun));
+        let kept = [best, stable].map(|step| step.map(|step| self.dir.join(name_of(step))));
+        // A run that went on from before its last checkpoint left others behind it.
+        let is_left = |path: &Path| found::step_of_path(path).is_some_and(|step| step > state.step);
+        let left = self.there.iter().filter(|path| is_left(path)).count();
+        let mut beyond = self.there.len().saturating_sub(self.keep + left);
         self.there.retain(|path| {
-            let old = beyond > 0;
+            let old = beyond > 0 || is_left(path);
             beyond = beyond.saturating_sub(1);
-            !old || best.as_ref() == Some(path) || self.rank == 0 && remove(path).is_err()
+            !old || kept.contains(&Some(path.clone())) || self.rank == 0 && remove(path).is_err()
         });
     }
 
@@ -419,7 +440,7 @@ pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
     let mut state: TrainerState =
         serde_json::from_slice(&text).map_err(|e| damaged(format!("it does not parse ({e}); it is damaged")))?;
     state.evaluations = Evaluations::read(checkpoint)?.or(state.evaluations);
-    let named = checkpoint.file_name().and_then(|name| found::step_of(&name.to_string_lossy()));
+    let named = found::step_of_path(checkpoint);
     match named.filter(|named| *named != state.step) {
         Some(named) => Err(damaged(format!(
             "it is of step {} and its directory is named for step {named}; give the directory its name back",
@@ -485,6 +506,7 @@ mod tests {
             skipped: 0,
             evaluations: None,
             averaged: None,
+            timed: None,
         }
     }
 
