@@ -11,6 +11,7 @@ use capful_core::train::Ranks;
 use serde::Serialize;
 
 use super::estimates::Generation;
+use super::expected::Tally;
 use super::link::Link;
 use super::program::{self, Constants, Model, Places, Programs, Sequence};
 use super::timeline::{OverLinks, Timeline};
@@ -178,7 +179,7 @@ impl Sections {
 }
 
 /// What a whole step of a stage costs.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Cost {
     /// See [`capful_core::model::Family::flops_per_token`].
     pub flops_per_token: u64,
@@ -194,7 +195,9 @@ pub struct Cost {
     pub messages: u64,
     /// Seconds on the roofline.
     pub seconds: f64,
-    /// The same with what is sent over each link.
+    /// Its operations by kind.
+    pub tally: Tally,
+    /// Seconds on the roofline with what is sent over each link.
     pub over_links: OverLinks,
 }
 
@@ -339,6 +342,13 @@ fn cost(
     if times > 0 {
         model.run(micro_batch(false), sections, &mut further)?;
     }
+    let [mut tally, mut more] = [(); 2].map(|()| Tally::new(rates));
+    model.run(micro_batch(true), sections, &mut tally)?;
+    model.run(Sequence::Update, sections, &mut tally)?;
+    if times > 0 {
+        model.run(micro_batch(false), sections, &mut more)?;
+    }
+    let tally = tally.and(times, &more);
     let total = |count: fn(&Meter<'_>) -> u64| {
         let all = count(&further).checked_mul(times).and_then(|all| all.checked_add(count(&once)));
         all.filter(|n| *n < u64::MAX).ok_or(OperationError::TooLarge { operation: "a step" })
@@ -354,7 +364,7 @@ fn cost(
     if flops_per_token == u64::MAX {
         return Err(OperationError::TooLarge { operation: "a token" });
     }
-    Ok(Cost { flops_per_token, flops, bytes, operations, sent, messages, seconds, over_links })
+    Ok(Cost { flops_per_token, flops, bytes, operations, sent, messages, seconds, tally, over_links })
 }
 
 /// Seconds of a step of the stage of index `stage`, of one of several ranks. Its last micro-batch and the update are one

@@ -9,6 +9,7 @@ mod cgroup;
 mod chunk;
 mod decoding;
 mod estimates;
+mod expected;
 mod gpu;
 mod layout;
 mod ledger;
@@ -73,6 +74,9 @@ pub struct StagePlan {
     pub messages_per_step: u64,
     /// Seconds of a step on the machine's roofline; what is sent is not in them.
     pub roofline_seconds: f64,
+    /// Seconds of a step by what operations like its own took where they were measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected_seconds: Option<f64>,
     /// The same with what is sent over each link.
     #[serde(skip)]
     pub seconds_over_links: OverLinks,
@@ -143,6 +147,7 @@ fn stages(config: &Config, laid: &Laid) -> Vec<StagePlan> {
         sent_per_step: cost.sent,
         messages_per_step: cost.messages,
         roofline_seconds: cost.seconds,
+        expected_seconds: cost.tally.seconds(config),
         seconds_over_links: cost.over_links,
         arena_bytes: *arena_bytes,
     };

@@ -70,14 +70,16 @@ impl Plan {
             _ => {}
         }
         let course = Course { steps: config.steps, first: 0, stages: config.stages(), epoch: None };
-        let seconds = match &self.stages[..] {
-            [_] => config.steps as f64 * self.estimates.seconds_per_step,
-            stages => {
-                let ends = stages[1..].iter().map(|stage| stage.from).chain([config.steps]);
-                stages.iter().zip(ends).map(|(s, end)| end.saturating_sub(s.from) as f64 * s.roofline_seconds).sum()
-            }
+        let seconds = |of: &dyn Fn(&StagePlan) -> Option<f64>| -> Option<f64> {
+            let ends = self.stages.iter().skip(1).map(|stage| stage.from).chain([config.steps]);
+            self.stages.iter().zip(ends).map(|(s, end)| Some(end.saturating_sub(s.from) as f64 * of(s)?)).sum()
         };
-        format!("{} in {} or more; ", course.length(), lasting(seconds))
+        let alone = (self.stages.len() == 1).then_some(self.estimates.seconds_per_step);
+        let least = seconds(&|stage| Some(alone.unwrap_or(stage.roofline_seconds))).unwrap_or(0.0);
+        match seconds(&|stage| stage.expected_seconds) {
+            Some(expected) => format!("{} in {}; ", course.length(), lasting(expected)),
+            None => format!("{} in {} or more; ", course.length(), lasting(least)),
+        }
     }
 
     /// How many stages there are, and the one that takes most.
@@ -164,17 +166,21 @@ impl Plan {
         format!("rank 0 of {}: sends {} a step ({link})", config.ranks, human_bytes(stage.sent_per_step))
     }
 
-    /// What the roofline allows: no run is faster.
+    /// What the roofline allows: no run is faster; and what such operations took elsewhere.
     fn speed(&self, config: &Config) -> String {
         let Estimates { seconds_per_step, tokens_per_s, hours_per_billion_tokens, generation, .. } = self.estimates;
         let of = if self.stages.len() > 1 { "roofline, last stage" } else { "roofline" };
         let (step, tokens) = (duration(seconds_per_step), HumanCount(tokens_per_s as u64));
         let generation = generation
             .map_or(String::new(), |token| format!("; generation {} tokens/s", HumanCount(token.tokens_per_s as u64)));
+        let expected =
+            self.stages.last().and_then(|stage| Some(stage.tokens_per_step as f64 / stage.expected_seconds?));
+        let about = expected.map_or(String::new(), |speed| format!("about {} tokens/s: ", HumanCount(speed as u64)));
+        let hours = expected.map_or(hours_per_billion_tokens, |speed| 1e9 / speed / 3600.0);
         format!(
-            "at most {tokens} tokens/s ({of}): {step} a step{generation}\n  {}{} hours for a billion tokens\n",
+            "at most {tokens} tokens/s ({of}): {step} a step{generation}\n  {about}{}{} hours for a billion tokens\n",
             self.length(config),
-            rounded(hours_per_billion_tokens)
+            rounded(hours)
         )
     }
 }
