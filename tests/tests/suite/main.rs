@@ -39,6 +39,7 @@ mod saved;
 mod schedule;
 mod screen;
 mod softcap;
+mod sweep;
 mod tokenizers;
 mod validation;
 mod yxanul;
