@@ -169,8 +169,7 @@ impl Sweep {
 
     /// Says how all went, and keeps it.
     fn report(&self, shown: &Path, dir: &Path, runs: &[Run], stopped: bool) -> Result<(), Failure> {
-        let rows: Vec<Row> = runs.iter().map(|run| run.row.clone()).collect();
-        let (rows, text) = keep(dir, &rows).map_err(|e| work(format_args!("{}: {e}", dir.display())))?;
+        let (rows, text) = kept_now(dir, runs)?;
         match self.json {
             true => say!("{text}")?,
             false => table(&rows).iter().try_for_each(|line| say!("{line}"))?,
@@ -202,6 +201,12 @@ fn cores() -> u64 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u64)
 }
 
+/// Writes down how all stand: the rows, sorted, and the text.
+fn kept_now(dir: &Path, runs: &[Run]) -> Result<(Vec<Row>, String), Failure> {
+    let rows: Vec<Row> = runs.iter().map(|run| run.row.clone()).collect();
+    keep(dir, &rows).map_err(|e| work(format_args!("{}: {e}", dir.display())))
+}
+
 /// Says where a sweep lies and what its runs take.
 fn tell_of(dir: &Path, runs: &[Run], from: &str) {
     let bytes = |run: &Run| run.planned.plan.needed_bytes;
@@ -215,11 +220,7 @@ fn tell_of(dir: &Path, runs: &[Run], from: &str) {
 
 /// Trains `runs` as the schedule starts them, until all have ended or the flag is raised and they are saved.
 fn train(dir: &Path, mut runs: Vec<Run>, schedule: &mut Schedule<4>, stop: &AtomicBool) -> Result<Vec<Run>, Failure> {
-    let rows = |runs: &[Run]| -> Result<(), Failure> {
-        let rows: Vec<Row> = runs.iter().map(|run| run.row.clone()).collect();
-        keep(dir, &rows).map(drop).map_err(|e| work(format_args!("{}: {e}", dir.display())))
-    };
-    rows(&runs)?;
+    kept_now(dir, &runs)?;
     let mut children: Vec<(usize, Child)> = Vec::new();
     let mut stopped = false;
     loop {
@@ -251,24 +252,22 @@ fn train(dir: &Path, mut runs: Vec<Run>, schedule: &mut Schedule<4>, stop: &Atom
             return Ok(runs);
         }
         std::thread::sleep(TURN);
-        let mut ended = None;
-        for (at, (job, child)) in children.iter_mut().enumerate() {
-            if let Some(how) = child.ended().map_err(work)? {
-                ended = Some((at, *job, how));
-                break;
-            }
-        }
-        if let Some((at, job, how)) = ended {
-            children.swap_remove(at);
+        let mut at = 0;
+        while at < children.len() {
+            let Some(how) = children[at].1.ended().map_err(work)? else {
+                at += 1;
+                continue;
+            };
+            let (job, _) = children.swap_remove(at);
             schedule.end(job);
-            end(&mut runs[job], how, stopped);
-            rows(&runs)?;
+            end(&mut runs[job], &how, stopped);
+            kept_now(dir, &runs)?;
         }
     }
 }
 
 /// Notes and says how a run ended.
-fn end(run: &mut Run, how: Ended, stopped: bool) {
+fn end(run: &mut Run, how: &Ended, stopped: bool) {
     let Run { name, dir, row, .. } = run;
     row.look(dir);
     row.seconds += how.seconds;
@@ -276,7 +275,8 @@ fn end(run: &mut Run, how: Ended, stopped: bool) {
     let line = how.line.split_once(": ").filter(|(who, _)| *who == name::called()).map_or(&*how.line, |(_, line)| line);
     row.state = match how.status {
         Some(0) => State::Done,
-        Some(130) if stopped => State::Interrupted,
+        // One that had not yet begun to listen is ended by the signal.
+        Some(130) | None if stopped => State::Interrupted,
         _ => State::Failed,
     };
     match row.state {

@@ -74,6 +74,8 @@ fn the_runs_of_a_sweep_are_those_of_train_to_the_bit() {
     host(dir, &line).refused(2, &["all holds a sweep already", "--resume"]);
     let again = host(dir, &format!("{line} --resume")).ok();
     assert_eq!((again.json(), again.err.matches("begins").count()), (sweep, 0));
+    let fewer = line.replace("--steps 4", "--steps 3");
+    host(dir, &format!("{fewer} --resume")).refused(2, &["lr=1e-3,seed=0: it is at step 4 already"]);
     let table = host(dir, &format!("{} --resume", line.replace("--json", ""))).ok().out;
     let lines: Vec<_> = table.lines().collect();
     assert!(lines.len() == 5 && lines[0].contains("bits/byte"), "{table}");
@@ -119,15 +121,19 @@ fn an_interrupted_sweep_goes_on_and_its_table_is_the_same() {
     let dir = directory();
     let dir = dir.path();
     // Evaluations give the signal the time to arrive.
-    let tiny = TINY.replace("--eval-tokens 500", "--eval-tokens 60000");
-    let line =
-        |out: &str| format!("sweep --json {BASE} {tiny} --eval-every 1 --vary lr=1e-3,2e-3,3e-3 --jobs 2 --out {out}");
+    let tiny = TINY.replace("--eval-tokens 500", "--eval-tokens 20000");
+    let line = |out: &str| {
+        let base = BASE.replace("--steps 4", "--steps 12");
+        format!("sweep --json {base} {tiny} --eval-every 1 --vary lr=1e-3,2e-3,3e-3 --jobs 2 --out {out}")
+    };
     let whole = host(dir, &line("whole")).ok().json();
     let mut process = command(dir, &line("halves"));
     let process = process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let first = dir.join("halves/lr=1e-3/metrics.jsonl");
-    while fs::read_to_string(&first).unwrap_or_default().is_empty() {
-        std::thread::sleep(Duration::from_millis(1));
+    for begun in ["lr=1e-3", "lr=2e-3"] {
+        let metrics = dir.join("halves").join(begun).join("metrics.jsonl");
+        while fs::read_to_string(&metrics).unwrap_or_default().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
     assert!(Command::new("kill").args(["-INT", &process.id().to_string()]).status().unwrap().success());
     let stopped = Outcome::of(&line("halves"), process.wait_with_output().unwrap());
@@ -138,11 +144,13 @@ fn an_interrupted_sweep_goes_on_and_its_table_is_the_same() {
     assert_eq!(states, ["interrupted", "interrupted", "waiting"], "{}", stopped.err);
     let resumed = host(dir, &format!("{} --resume", line("halves"))).ok();
     assert_eq!((resumed.err.matches("goes on").count(), resumed.err.matches("begins").count()), (2, 1));
+    // What a run was given of the budget is not the budget of all.
+    assert!(resumed.err.contains("2 at once"), "{}", resumed.err);
     let rows = |sweep: &Value| sweep["runs"].as_array().unwrap().iter().map(lasting).collect::<Vec<_>>();
     assert_eq!(rows(&resumed.json()), rows(&whole));
     assert!(resumed.json()["runs"][0]["seconds"].as_f64() > Some(0.0));
     // What a run was begun with stays.
-    let other = line("halves").replace("--steps 4", "--steps 5 --clip 0.5");
+    let other = line("halves").replace("--steps 12", "--steps 15 --clip 0.5");
     host(dir, &format!("{other} --resume")).refused(2, &["lr=1e-3: ", "clip", "cannot change"]);
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use crate::config::RawConfig;
-use crate::{disk, regular};
+use crate::{disk, name, regular};
 
 /// A run under way.
 #[derive(Debug)]
@@ -69,7 +69,10 @@ impl Child {
         command.stdin(Stdio::null()).stdout(says.try_clone()?).stderr(says);
         // A terminal's interrupt reaches the sweep alone, which passes it on once: a second one would end a run unsaved.
         #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        {
+            use std::os::unix::process::CommandExt as _;
+            command.process_group(0).arg0(name::called());
+        }
         Ok(Child { process: command.spawn()?, begun: Instant::now(), log, before })
     }
 
@@ -116,6 +119,15 @@ impl Child {
         let mut bytes = Vec::new();
         file.take(regular::SETTINGS).read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// What is not waited for saves and ends.
+impl Drop for Child {
+    fn drop(&mut self) {
+        if matches!(self.process.try_wait(), Ok(None)) {
+            self.interrupt();
+        }
     }
 }
 

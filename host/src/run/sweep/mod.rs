@@ -104,6 +104,12 @@ fn gone_on(raw: &RawConfig, dir: &Path) -> Result<(Config, Machine, bool), Confi
     let began = state.as_ref().map(TrainerState::began).unwrap_or_default();
     moved::follow(&mut saved, raw, from.as_deref(), began)?;
     let (config, found) = saved.resumed_with_found(raw.clone())?;
+    if let Some(state) = state.as_ref().filter(|state| config.steps > 0 && state.step > config.steps) {
+        let (step, steps) = (state.step, config.steps);
+        return Err(ConfigError(format!(
+            "it is at step {step} already, past step {steps}; give more than {step} steps"
+        )));
+    }
     // The run has what it was given of the whole sweep's.
     let config = Config { budget: raw.budget.map(|ByteSize(bytes)| bytes), ..config };
     let machine = Machine::with(&config, found)?;
