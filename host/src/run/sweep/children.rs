@@ -9,7 +9,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use crate::config::RawConfig;
-use crate::{disk, name, regular};
+use crate::{disk, regular};
 
 /// A run under way.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Child {
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt as _;
-            command.process_group(0).arg0(name::called());
+            command.process_group(0).arg0(crate::name::called());
         }
         Ok(Child { process: command.spawn()?, begun: Instant::now(), log, before })
     }
