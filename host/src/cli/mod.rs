@@ -21,10 +21,12 @@ mod report;
 mod runs;
 mod sampling;
 mod shown;
+mod sweep;
 mod team;
 mod train;
 mod trained;
 mod usage;
+mod vary;
 mod verify;
 mod vocab;
 
@@ -44,11 +46,11 @@ use self::shown::shown;
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
 use crate::name;
-use crate::plan::{Machine, Plan, Settled};
+use crate::plan::{Machine, Settled};
 use crate::regular;
 use crate::run::Session;
 use crate::run::directory::DirectoryError;
-use crate::run::origin::Origin;
+use crate::run::origin;
 
 /// Why a command failed, by its exit status.
 #[derive(Debug, thiserror::Error)]
@@ -143,6 +145,8 @@ enum Command {
     Train(train::Train),
     /// What the run that `train` would start takes of memory, whether it fits, and how fast it could be
     Plan(plan::Plan),
+    /// Trains many runs on one device, as many at once as their plans say fit, and compares them
+    Sweep(sweep::Sweep),
     /// The loss of a trained model on held-out documents
     Eval(eval::Eval),
     /// Continues a prompt
@@ -173,7 +177,7 @@ enum Command {
     Completions(completions::Completions),
 }
 
-/// The flags that describe a run, shared by train, plan and bench.
+/// The flags that describe a run, shared by train, sweep, plan and bench.
 #[derive(Debug, clap::Args)]
 struct RunFlags {
     /// A configuration file in TOML; flags win over it
@@ -194,16 +198,7 @@ impl RunFlags {
 
 /// Decides everything that was written, for the machine that it gives too, and says what the budget decided.
 fn settle(written: RawConfig) -> Result<(Config, Machine), ConfigError> {
-    let origin = written.init_from.as_deref().map(|dir| Origin::of(dir.as_ref())).transpose()?;
-    let written = match &origin {
-        Some(origin) => origin.overlaid(written)?,
-        None => written,
-    };
-    let Settled { config, machine, line } = Plan::settle(written)?;
-    if let Some(origin) = origin {
-        origin.require(&config)?;
-        origin.tokenizer(config.vocab_size())?;
-    }
+    let Settled { config, machine, line } = origin::settle(written)?;
     if let Some(line) = line {
         tell!("{line}");
     }
@@ -303,10 +298,12 @@ pub fn main() -> ExitCode {
         }
     };
     // Training goes on without a reader; it asks for this once it has saved.
-    let ready = if matches!(arguments.command, Command::Train(_)) { Ok(()) } else { end_with_the_reader() };
+    let trains = matches!(arguments.command, Command::Train(_) | Command::Sweep(_));
+    let ready = if trains { Ok(()) } else { end_with_the_reader() };
     let done = ready.and_then(|()| match arguments.command {
         Command::Train(c) => c.run(begun),
         Command::Plan(c) => c.run(),
+        Command::Sweep(c) => c.run(),
         Command::Eval(c) => c.run(),
         Command::Generate(c) => c.run(),
         Command::Chat(c) => c.run(),
@@ -339,11 +336,15 @@ mod tests {
 
     #[test]
     fn every_flag_of_a_run_is_in_a_group() {
-        for name in ["train", "plan", "bench"] {
+        for name in ["train", "sweep", "plan", "bench"] {
             let command = Arguments::command();
             for arg in command.find_subcommand(name).unwrap().get_arguments() {
                 let id = arg.get_id().as_str();
-                assert_eq!(arg.get_help_heading().is_some(), !["help", "config"].contains(&id), "{name} --{id}");
+                assert_eq!(
+                    arg.get_help_heading().is_some(),
+                    !["help", "config", "file"].contains(&id),
+                    "{name} --{id}"
+                );
             }
         }
     }

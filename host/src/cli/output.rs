@@ -4,6 +4,7 @@
 
 use std::fmt::Arguments;
 use std::io::{self, Write as _};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anstream::adapter::strip_str;
@@ -100,6 +101,21 @@ pub(super) fn within(text: &str, stream: &impl Screen) -> String {
         }
         None => text.to_owned(),
     }
+}
+
+/// Rows in columns: of `numbers` to the right, of all others to the left, and the last one as it is.
+pub(super) fn in_columns<const N: usize>(rows: &[[String; N]], numbers: RangeInclusive<usize>) -> Vec<String> {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths).enumerate().map(|(column, (cell, width))| match column {
+            _ if numbers.contains(&column) => format!("{cell:>width$}"),
+            _ if column + 1 == N => cell.clone(),
+            _ => format!("{cell:<width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ")
+    };
+    rows.iter().map(line).collect()
 }
 
 /// Standard output that cannot be written.

@@ -6,7 +6,7 @@ use std::time::UNIX_EPOCH;
 
 use serde::Serialize;
 
-use super::output::{say, tell};
+use super::output::{in_columns, say, tell};
 use super::{Failure, request, shown, work};
 use crate::config::human_bytes;
 use crate::run::{checkpoint, claim, directory, metrics};
@@ -148,14 +148,14 @@ fn describe(dir: &Path, row: &mut Row) -> Result<(), String> {
     if let Some(last) = last.filter(|_| trained) {
         let state = checkpoint::read_state(&last).map_err(|e| e.to_string())?;
         row.steps_done = state.step;
-        ended = state.evaluations.is_some_and(|evaluations| evaluations.exhaust(config.patience));
+        ended = state.is_last(&config);
     }
     let evaluation = metrics::last_evaluation(dir, u64::MAX).map_err(|e| e.to_string())?;
     (row.val_loss, row.val_step) = evaluation.map_or((None, None), |e| (Some(e.val_loss), Some(e.step)));
     row.state = match row.steps {
         _ if claim::is_claimed(dir) => State::Running,
         _ if !trained => State::Imported,
-        Some(steps) if ended || row.steps_done >= steps => State::Done,
+        Some(_) if ended => State::Done,
         _ => State::Interrupted,
     };
     Ok(())
@@ -191,19 +191,7 @@ fn table(rows: &[Row]) -> Vec<String> {
             row.state.name().to_owned() + &shown(&why),
         ]
     });
-    let cells: Vec<[String; 7]> = std::iter::once(titles).chain(cells).collect();
-    let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; 7] = std::array::from_fn(width);
-    // Names to the left, numbers to the right.
-    let line = |row: &[String; 7]| {
-        let cells = row.iter().enumerate().map(|(i, cell)| match i {
-            2..=4 => format!("{cell:>0$}", widths[i]),
-            6 => cell.clone(),
-            _ => format!("{cell:<0$}", widths[i]),
-        });
-        cells.collect::<Vec<_>>().join("  ")
-    };
-    cells.iter().map(line).collect()
+    in_columns(&std::iter::once(titles).chain(cells).collect::<Vec<_>>(), 2..=4)
 }
 
 /// A time in seconds since 1970 as a date and a time of day, both of Greenwich.

@@ -31,6 +31,11 @@ pub(super) fn follows() -> bool {
     environment::rank(&variable).is_ok_and(|rank| rank.is_some_and(|rank| rank.rank > 0))
 }
 
+/// Whether a launcher started several processes.
+pub(super) fn launched() -> bool {
+    environment::rank(&variable).is_ok_and(|rank| rank.is_some_and(|rank| rank.count > 1))
+}
+
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }

@@ -45,20 +45,32 @@ impl RawConfig {
             let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
             ConfigError(format!("{}: line {line}: {}", path.display(), unknown::told(e.message())))
         })?;
-        let named = |ConfigError(what)| ConfigError(format!("{}: {what}", path.display()));
-        if let Some(of_run) = raw.of_run() {
-            return of_run.map_err(named);
+        raw.checked(&text).map_err(|ConfigError(what)| ConfigError(format!("{}: {what}", path.display())))
+    }
+
+    /// What a table of keys says, of a file that has other tables beside them.
+    ///
+    /// # Errors
+    /// As [`RawConfig::read`], but for the name of a file.
+    pub fn of_table(table: toml::Table) -> Result<RawConfig, ConfigError> {
+        let raw: RawConfig = table.try_into().map_err(|e: toml::de::Error| ConfigError(unknown::told(e.message())))?;
+        raw.checked("")
+    }
+
+    /// Refuses what no `text` of a configuration may say.
+    fn checked(self, text: &str) -> Result<RawConfig, ConfigError> {
+        if let Some(of_run) = self.of_run() {
+            return of_run;
         }
-        unknown::refuse_in_model(&raw.model, &text).map_err(named)?;
-        let both = |key: &str, other: &str| {
-            Err(named(ConfigError(format!("{key} is given beside {other}; leave one of them away"))))
-        };
-        match raw.shape().filter(|_| !raw.stage.is_empty()) {
+        unknown::refuse_in_model(&self.model, text)?;
+        let both =
+            |key: &str, other: &str| Err(ConfigError(format!("{key} is given beside {other}; leave one of them away")));
+        match self.shape().filter(|_| !self.stage.is_empty()) {
             Some(key) => both(key, "[[stage]], which decides it for each stage"),
-            None if raw.steps.is_some() && raw.epochs.is_some() => both("epochs", "steps"),
-            None if raw.time.is_some() && raw.steps.is_some() => both("time", "steps"),
-            None if raw.time.is_some() && raw.epochs.is_some() => both("time", "epochs"),
-            None => Ok(raw),
+            None if self.steps.is_some() && self.epochs.is_some() => both("epochs", "steps"),
+            None if self.time.is_some() && self.steps.is_some() => both("time", "steps"),
+            None if self.time.is_some() && self.epochs.is_some() => both("time", "epochs"),
+            None => Ok(self),
         }
     }
 

@@ -29,6 +29,7 @@ mod session;
 pub mod shapes;
 mod speed;
 pub mod status;
+pub mod sweep;
 mod tensorboard;
 pub mod trace;
 pub mod train;

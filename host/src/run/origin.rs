@@ -12,6 +12,7 @@ use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{DeviceError, Storage};
 use crate::format::hugging_face::{self, Generation};
 use crate::format::tensors::Tensors;
+use crate::plan::{Plan, Settled};
 use crate::regular;
 
 /// Where a model's weights and tokenizer lie, and what it is.
@@ -33,6 +34,24 @@ const SEQ_LEN: u32 = 128;
 
 fn at(path: &Path, what: impl std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {what}", path.display()))
+}
+
+/// Decides everything that was `written`, of a run that may begin from another's weights.
+///
+/// # Errors
+/// As [`Plan::settle`]; a model to begin from that is none, or another than was written.
+pub fn settle(written: RawConfig) -> Result<Settled, ConfigError> {
+    let origin = written.init_from.as_deref().map(|dir| Origin::of(dir.as_ref())).transpose()?;
+    let written = match &origin {
+        Some(origin) => origin.overlaid(written)?,
+        None => written,
+    };
+    let settled = Plan::settle(written)?;
+    if let Some(origin) = origin {
+        origin.require(&settled.config)?;
+        origin.tokenizer(settled.config.vocab_size())?;
+    }
+    Ok(settled)
 }
 
 impl Origin {

@@ -490,3 +490,20 @@ fn a_profile_is_of_the_recorded_programs_in_their_place() {
     let neurogen = "--preset neurogen-tiny --set span=64 --batch-size 4 --seq-len 8 --device cuda";
     check(dir, neurogen, 1, |line| host(dir, line));
 }
+
+#[test]
+fn the_runs_of_a_sweep_share_a_gpu() {
+    let dir = directory();
+    let dir = dir.path();
+    let base = format!("--device cuda {SMALL} {RUN} --steps 2");
+    let sweep = host(dir, &format!("sweep --json --preset pythia-tiny {base} --vary seed=0,1 --out all")).ok();
+    assert!(sweep.err.contains("of memory free on cuda") && sweep.err.contains("2 at once"), "{}", sweep.err);
+    for seed in [0, 1] {
+        host(dir, &format!("train --json {base} --seed {seed} --out seed{seed}")).ok();
+        assert_same(dir, &format!("all/seed={seed}"), &format!("seed{seed}"), 2);
+    }
+    let bytes = sweep.json()["runs"][0]["bytes"].as_u64().expect("bytes");
+    let line = format!("sweep --preset pythia-tiny {base} --vary seed=0,1 --out apart --budget {}", 2 * bytes - 1);
+    let apart = host(dir, &line).ok();
+    assert!(!apart.err.contains("2 at once"), "{}", apart.err);
+}

@@ -249,7 +249,7 @@ fn bench_doctor_and_completions() {
         assert!(host(dir, &format!("completions {shell}")).ok().out.contains("recompute"));
     }
     for command in
-        ["", "train", "plan", "eval", "generate", "chat", "logits", "vocab", "bench", "doctor", "completions"]
+        ["", "train", "plan", "sweep", "eval", "generate", "chat", "logits", "vocab", "bench", "doctor", "completions"]
     {
         assert!(host(dir, &format!("{command} --help")).ok().out.contains("Usage"), "{command}");
     }

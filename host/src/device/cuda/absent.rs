@@ -66,6 +66,14 @@ pub fn require(_: u32, _: Precision) -> Result<(), CudaError> {
     Err(CudaError)
 }
 
+/// Refuses.
+///
+/// # Errors
+/// Always.
+pub fn free(_: u32) -> Result<u64, CudaError> {
+    Err(CudaError)
+}
+
 /// A device that cannot be.
 pub enum Cuda {}
 

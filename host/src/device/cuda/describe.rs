@@ -1,5 +1,6 @@
 //! What is there and what is missing, before anything is opened.
 
+use cust::context::Context;
 use cust::device::{Device, DeviceAttribute};
 
 use super::description::{Description, Gpu};
@@ -124,6 +125,16 @@ pub fn gpus() -> Vec<Gpu> {
         return Vec::new();
     }
     Device::devices().into_iter().flatten().flatten().filter_map(|device| gpu(device).ok()).collect()
+}
+
+/// Bytes of GPU `ordinal` that are free, beside what opening it takes, which is given back.
+///
+/// # Errors
+/// As [`require`]; what the driver says.
+pub fn free(ordinal: u32) -> Result<u64, CudaError> {
+    let _context = Context::new(find(ordinal)?).map_err(CudaError::start("cuDevicePrimaryCtxRetain"))?;
+    let (free, _) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
+    Ok(free as u64)
 }
 
 /// The machine as the CUDA device sees it. Opens no GPU.

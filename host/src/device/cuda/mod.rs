@@ -45,7 +45,7 @@ mod staging;
 mod timed;
 mod timing;
 
-pub use describe::{describe, gpus, require};
+pub use describe::{describe, free, gpus, require};
 pub use description::{Description, Gpu};
 use device::OnCuda;
 pub use device::{Cuda, Products, Room};

@@ -18,6 +18,7 @@ use capful_core::memory::{Entry, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::allocations::{self, Activity};
+use crate::config::Config;
 use crate::data::snapshot::{Began, Snapshot};
 use crate::data::stream::Position;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
@@ -83,6 +84,12 @@ impl TrainerState {
     /// The step of the lowest validation loss so far.
     pub fn best_step(&self) -> Option<u64> {
         Some(self.evaluations?.best?.step)
+    }
+
+    /// Whether the run of `config` has no more steps to do: all are done, or its patience is over.
+    pub fn is_last(&self, config: &Config) -> bool {
+        let exhausted = self.evaluations.is_some_and(|evaluations| evaluations.exhaust(config.patience));
+        exhausted || config.steps > 0 && self.step >= config.steps
     }
 
     /// What the files of the data and of the validation were when the run began.
