@@ -78,7 +78,7 @@ def earlier(runs):
 
 def picture(c, st, runs, path):
     """Left: predicted against measured. Right: loss against tokens for each shape, lines by the law."""
-    w, h = 900, 420
+    w, h = 900, 440
     o = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" font-family="sans-serif" font-size="12">',
          f'<rect width="{w}" height="{h}" fill="white"/>']
     colours = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf"]
@@ -99,7 +99,7 @@ def picture(c, st, runs, path):
             continue
         line = []
         for i in range(60):
-            d = 4.1e6 * (8.2e7 / 4.1e6) ** (i / 59)
+            d = 4.1e6 * (16 ** (i / 59))
             steps = d / 16384
             r = dict(like, matrices=mine[0]["matrices"], head=mine[0]["head"], batch=32, t=512, decay=0.6, tokens=d, steps=steps,
                      lr=max(1.0, 1000 / steps), epochs=d / like["unique"])
@@ -110,7 +110,8 @@ def picture(c, st, runs, path):
                 fill = colours[k] if usable(r) else "white"
                 o.append(f'<circle cx="{tx(r["tokens"]):.1f}" cy="{ty(r["bpb"]):.1f}" r="3.5" fill="{fill}" stroke="{colours[k]}"/>')
         o.append(f'<text x="{330}" y="{56 + 15 * k}" fill="{colours[k]}">{shape.replace("x", " × ")}</text>')
-    o.append('<text x="60" y="408">Full: at least 900 steps’ worth of rate. Hollow: less, at the preset’s rate. Lines: the law, at the rate it asks for.</text>')
+    o.append('<text x="60" y="410">Full: the rate times the steps is that of 900 steps at 1e-3 or more. Hollow: less.</text>')
+    o.append('<text x="60" y="427">Lines: the law, with --lr raised to 1 / steps where there are fewer than 1,000.</text>')
     px = lambda b: 500 + 370 * math.log(b / 0.85) / math.log(3.0 / 0.85)
     py = lambda b: 370 - 330 * math.log(b / 0.85) / math.log(3.0 / 0.85)
     o.append('<text x="500" y="22" font-weight="bold">Law against measured, all runs of the fit</text>')
@@ -121,9 +122,9 @@ def picture(c, st, runs, path):
     for k, (name, label) in enumerate((("clean", "the fit’s text"), ("german", "German manual pages"), ("perl", "Perl"))):
         for r in runs:
             if r["text"] == name:
-                o.append(f'<circle cx="{px(r["bpb"]):.1f}" cy="{py(loss(c, r, *st[name])):.1f}" r="3" fill="none" stroke="{colours[k]}"/>')
+                o.append(f'<circle cx="{px(r["bpb"]):.1f}" cy="{py(loss(c, r, *st[r["text"]])):.1f}" r="3" fill="none" stroke="{colours[k]}"/>')
         o.append(f'<text x="520" y="{56 + 15 * k}" fill="{colours[k]}">{label}</text>')
-    o.append('<text x="500" y="408">Measured bits a byte →</text></svg>')
+    o.append('<text x="870" y="410" text-anchor="end">Measured bits a byte →</text></svg>')
     open(path, "w").write("\n".join(o) + "\n")
 
 

@@ -2,8 +2,10 @@
 """Ten configurations on texts that the fit never saw: short anchor runs, then the prediction, then the run.
 
     python3 heldout.py --host target/release/host --texts DIR --out heldout.jsonl
+    python3 heldout.py --report heldout.jsonl
 
-Lines of --out: anchors, a prediction for each configuration (written before its run begins), and the runs.
+Lines of --out: anchors, a prediction for each configuration (written before its run begins), and the runs. --report prints the
+errors, and those of the law as it is now with s and delta from two anchors, or three.
 """
 import argparse, json, os, sys, threading, time
 
@@ -52,7 +54,28 @@ def many(a, jobs, texts, slots, each):
         t.join()
 
 
+def report(path):
+    """The table of docs/scaling.md, and the root mean square of each column."""
+    rows = law.read(path)
+    c = json.load(open(os.path.join(law.HERE, "law.json")))["constants"]
+    runs, columns = {r["id"]: r for r in rows if r["what"] == "run"}, [[], [], []]
+    for p in (r for r in rows if r["what"] == "prediction"):
+        r = runs[p["id"]]
+        two = [a for a in rows if a["what"] == "anchor" and a["text"] == r["text"]]
+        three = two + [a for a in rows if a["what"] == "anchor, later" and a["text"] == r["text"]]
+        got = [p["predicted"], law.loss(c, r, *law.anchor(c, two)), law.loss(c, r, *law.anchor(c, three))]
+        e = [100 * (g / r["bpb"] - 1) for g in got]
+        for column, v in zip(columns, e):
+            column.append(v)
+        print(f"| {r['text']} | {r['shape']} | {r['steps']} × {r['batch']} × {r['t']} | {r['lr']:g} | {r['epochs']:.1f} | {got[0]:.3f} | "
+              f"{r['bpb']:.3f} | {e[0]:+.1f} | {e[1]:+.1f} | {e[2]:+.1f} |")
+    for name, v in zip(("before the run", "two anchors", "three"), columns):
+        print(f"{name}: RMS {(sum(x * x for x in v) / len(v)) ** 0.5:.1f} %, within 3 %: {sum(abs(x) < 3 for x in v)} of {len(v)}")
+
+
 def main():
+    if sys.argv[1:2] == ["--report"]:
+        return report(sys.argv[2])
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("host", None), ("texts", None), ("out", None), ("work", "/tmp/scaling"), ("device", "cuda"),
                           ("precision", "bf16")):
