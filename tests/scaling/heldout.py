@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Ten configurations on texts that the fit never saw: short anchor runs, then the prediction, then the run.
+"""Sets of ten configurations on texts that the fit never saw: short anchor runs, then the prediction, then the run.
 
-    python3 heldout.py --host target/release/host --texts DIR --out heldout.jsonl
+    python3 heldout.py --host target/release/host --texts DIR --out heldout.jsonl --set second
     python3 heldout.py --report heldout.jsonl
 
 Lines of --out: anchors, a prediction for each configuration (written before its run begins), and the runs. --report prints the
@@ -13,15 +13,30 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import law, run
 from run import job
 
-# Two anchors a text, a narrow and a wide one, 250 steps at four times the preset's rate: of 16,384 tokens, or of 4,096 where the
-# text has fewer than 3 million.
-WIDTHS = ("6x128", "6x384")
-HELD = [
-    ("rust", "6x256", 1000, 32, 512, 1.0), ("rust", "6x512", 500, 32, 512, 2.0), ("rust", "8x192", 2000, 8, 512, 1.0),
-    ("python", "6x384", 1000, 32, 512, 1.0), ("python", "4x320", 500, 32, 512, 2.0), ("python", "6x128", 2000, 8, 256, 1.0),
-    ("bible", "8x192", 500, 8, 512, 2.0), ("bible", "6x256", 1000, 8, 256, 1.0),
-    ("french", "4x320", 500, 8, 512, 2.0), ("french", "6x128", 1000, 8, 512, 1.0),
-]
+# Anchors: a narrow and a wide run of 250 steps at four times the preset's rate, of 16,384 tokens, or of 4,096 where the text has fewer
+# than 3 million; and the narrow one on a million tokens, or on half as many, in sequences of 256. The first set had the first two.
+
+
+def anchors_of(few):
+    b, n = (8, 250) if few else (32, 500)
+    return [("6x128", 250, b, 512, 4.0), ("6x384", 250, b, 512, 4.0), ("6x128", n, 8, 256, 1000 / n)]
+
+
+# Text, shape, steps, sequences a step, tokens of a sequence, --lr over 1e-3: at least 1,000 steps' worth of the preset's rate.
+SETS = {
+    "first": [
+        ("rust", "6x256", 1000, 32, 512, 1.0), ("rust", "6x512", 500, 32, 512, 2.0), ("rust", "8x192", 2000, 8, 512, 1.0),
+        ("python", "6x384", 1000, 32, 512, 1.0), ("python", "4x320", 500, 32, 512, 2.0), ("python", "6x128", 2000, 8, 256, 1.0),
+        ("bible", "8x192", 500, 8, 512, 2.0), ("bible", "6x256", 1000, 8, 256, 1.0),
+        ("french", "4x320", 500, 8, 512, 2.0), ("french", "6x128", 1000, 8, 512, 1.0),
+    ],
+    "second": [
+        ("go", "6x384", 500, 32, 512, 2.0), ("go", "8x192", 2000, 16, 512, 1.0), ("go", "6x256", 1000, 32, 512, 1.0),
+        ("lisp", "6x512", 500, 32, 512, 2.0), ("lisp", "4x320", 1000, 16, 512, 1.0), ("lisp", "6x128", 2000, 8, 256, 1.0),
+        ("polish", "8x192", 500, 8, 512, 2.0), ("polish", "6x256", 500, 8, 256, 2.0),
+        ("vim", "4x320", 500, 8, 512, 2.0), ("vim", "6x128", 1000, 8, 512, 1.0),
+    ],
+}
 
 
 def about(a, texts, j):
@@ -82,7 +97,7 @@ def main():
         p.add_argument("--" + name, required=default is None, default=default)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--slots", type=int, default=1)
-    p.add_argument("--skip", nargs="*", default=[], help="texts to leave out")
+    p.add_argument("--set", default="second", choices=SETS)
     a = p.parse_args()
     a.host = os.path.abspath(a.host)
     os.makedirs(a.work, exist_ok=True)
@@ -94,7 +109,7 @@ def main():
             f.write(json.dumps(r) + "\n")
         print(f"{time.time() - began:6.1f} s  {r.get('what', 'run')}  {r.get('predicted', '')}  {r.get('bpb', r.get('error', ''))}  {r['id']}", flush=True)
 
-    names = [x for x in dict.fromkeys(h[0] for h in HELD) if x not in a.skip]
+    names = list(dict.fromkeys(x[0] for x in SETS[a.set]))
     anchors = {x: [] for x in names}
 
     def anchored(r):
@@ -105,12 +120,12 @@ def main():
     def few(x):
         return texts(x, 10000)[2]["tokens"] < 3_000_000
 
-    many(a, [job(s, 250, 8 if few(x) else 32, text=x, lr=4.0) for x in names for s in WIDTHS], texts, a.slots, anchored)
-    held = [job(s, n, b, t, text=x, lr=lr) for x, s, n, b, t, lr in HELD if x in names]
+    many(a, [job(s, n, b, t, text=x, lr=r) for x in names for s, n, b, t, r in anchors_of(few(x))], texts, a.slots, anchored)
+    held = [job(s, n, b, t, text=x, lr=r) for x, s, n, b, t, r in SETS[a.set]]
     for j in held:
-        j, known = about(a, texts, j), anchors[j["text"]]
-        s, narrow = law.anchor(c, known), law.anchor(c, [r for r in known if r["shape"] == WIDTHS[0]])
-        write(dict(j, what="prediction", predicted=round(s * law.loss(c, j), 4), narrow=round(narrow * law.loss(c, j), 4), s=round(s, 4)))
+        j = about(a, texts, j)
+        s, delta = law.anchor(c, anchors[j["text"]])
+        write(dict(j, what="prediction", predicted=round(law.loss(c, j, s, delta), 4), s=round(s, 4), delta=round(delta, 4)))
     many(a, held, texts, a.slots, lambda r: write(dict(r, what="run")))
 
 
