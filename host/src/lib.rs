@@ -4,6 +4,7 @@
 //! - [`device`]: the devices that run a step
 //! - [`data`]: sources, tokenizers, batches
 //! - [`cli`]: the commands
+//! - [`suggest`]: what to train with the bytes, the seconds and the text there are
 //! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that others read too
 //! - [`regular`]: files that can be opened without waiting; [`disk`]: files that are replaced whole; [`digest`]: what finds
 //!   a changed one; [`lock`]: one that one process at a time has
@@ -26,3 +27,4 @@ pub mod plan;
 pub mod ranks;
 pub mod regular;
 pub mod run;
+pub mod suggest;

@@ -21,6 +21,8 @@ mod report;
 mod runs;
 mod sampling;
 mod shown;
+mod start;
+mod suggest;
 mod sweep;
 mod team;
 mod train;
@@ -147,6 +149,10 @@ enum Command {
     Plan(plan::Plan),
     /// Trains many runs on one device, as many at once as their plans say fit, and compares them
     Sweep(sweep::Sweep),
+    /// From a text to a model, for who has nothing else: looks at it, chooses, trains, and says how to go on
+    Start(start::Start),
+    /// What to train with the memory, the time and the text there are, and what will come of it
+    Suggest(suggest::Suggest),
     /// The loss of a trained model on held-out documents
     Eval(eval::Eval),
     /// Continues a prompt
@@ -298,12 +304,14 @@ pub fn main() -> ExitCode {
         }
     };
     // Training goes on without a reader; it asks for this once it has saved.
-    let trains = matches!(arguments.command, Command::Train(_) | Command::Sweep(_));
+    let trains = matches!(arguments.command, Command::Train(_) | Command::Sweep(_) | Command::Start(_));
     let ready = if trains { Ok(()) } else { end_with_the_reader() };
     let done = ready.and_then(|()| match arguments.command {
         Command::Train(c) => c.run(begun),
         Command::Plan(c) => c.run(),
         Command::Sweep(c) => c.run(),
+        Command::Start(c) => c.run(),
+        Command::Suggest(c) => c.run(),
         Command::Eval(c) => c.run(),
         Command::Generate(c) => c.run(),
         Command::Chat(c) => c.run(),

@@ -16,6 +16,7 @@ use crate::data::validation::ValidationSet;
 use crate::plan::memory;
 use crate::run::checkpoint;
 use crate::run::outcome::Outcome;
+use crate::suggest::expected_bits;
 
 /// A run that waits for text for more than this share of its time is told so.
 const MOST_WAITED: f64 = 0.03;
@@ -69,6 +70,11 @@ pub(super) fn report(
         tell!("{}: {line}", crate::name::called());
     }
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
+    let bits = outcome.score.bits_per_byte(corpus.tokenizer.as_ref());
+    let done = Config { steps: outcome.steps, ..config.clone() };
+    let unique = corpus.shards().and_then(|_| corpus.training_tokens().ok());
+    let each = validation.bytes() as f64 / validation.targets().max(1) as f64;
+    let expected = bits.and(unique).and_then(|unique| expected_bits(&done, unique, each));
     if json {
         let line = json!({
             "done": true,
@@ -80,7 +86,8 @@ pub(super) fn report(
             "val_loss_averaged_se": outcome.averaged.and_then(|score| score.standard_error()),
             "val_overlap": overlap.map(|o| o.share),
             "floor": floor,
-            "bits_per_byte": outcome.score.bits_per_byte(corpus.tokenizer.as_ref()),
+            "bits_per_byte": bits,
+            "expected_bits_per_byte": expected,
             "baselines": baselines,
             "seconds": outcome.seconds,
             "predicted_seconds": outcome.predicted,
@@ -108,6 +115,11 @@ pub(super) fn report(
         return Ok(());
     }
     say!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens)?;
+    if let (Some(bits), Some(expected)) = (bits, expected) {
+        say!(
+            "  {bits:.3} bits a byte; such a run ends at about {expected:.2} on English technical prose, see docs/scaling.md"
+        )?;
+    }
     if let Some(averaged) = outcome.averaged {
         say!("  of the averaged weights {}; eval, generate and export take them with --averaged", averaged.shown())?;
     }

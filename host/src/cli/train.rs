@@ -13,6 +13,7 @@ use super::opened::{
 };
 use super::output::{fitting, lost, say, tell, tell_within, within};
 use super::report::{Beside, report};
+use super::suggest;
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
@@ -52,6 +53,9 @@ pub struct Train {
     /// Uses the GPU's algorithms of another run, its plan.json: then the same run gives the same bits
     #[arg(long, help_heading = "Device", value_name = "FILE", conflicts_with = "resume")]
     algorithms: Option<PathBuf>,
+    /// Decides shape, vocabulary, batch, length and rate for the --time and the --budget there are, as `host suggest` does
+    #[arg(long, help_heading = "Training", conflicts_with = "resume")]
+    suggest: bool,
     /// Every region of memory, every stage and every line outside the arena, before the summary
     #[arg(long, help_heading = "Output")]
     regions: bool,
@@ -70,10 +74,22 @@ struct Shown {
 }
 
 impl Train {
+    /// The run that `raw` describes, in the directory `out`.
+    pub(super) fn of(raw: RawConfig, out: PathBuf) -> Train {
+        let flags = RunFlags { config: None, raw };
+        Train { flags, out: Some(out), resume: false, algorithms: None, regions: false, json: false, suggest: false }
+    }
+
     /// Runs the command, which began at `begun`.
     pub(super) fn run(self, begun: Instant) -> Result<(), Failure> {
         // Once: a pipe is empty when it is read again.
-        let written = self.flags.written();
+        let written = match self.suggest {
+            true if team::launched() => {
+                return Err(request("--suggest is for one process; give several what it finds"));
+            }
+            true => Ok(suggest::find(self.flags.written()?)?.raw()),
+            false => self.flags.written(),
+        };
         let team = Team::join(|| self.on_gpus(written.as_ref().ok()))?;
         let done = team.begin().and_then(|()| self.run_on(&team, written, begun));
         team.end(done)

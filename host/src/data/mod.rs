@@ -43,6 +43,7 @@ mod jsonl;
 mod listing;
 mod object;
 mod parquet;
+pub mod portrait;
 mod text;
 mod unpack;
 

@@ -276,6 +276,16 @@ pub fn last_evaluation(run: &Path, step: u64) -> io::Result<Option<EvalMetrics>>
     Ok(text.lines().rev().find_map(evaluation))
 }
 
+/// The training losses of a run's logged steps that are finite, in order.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn losses(run: &Path) -> io::Result<Vec<f64>> {
+    let text = regular::read_to_string(&run.join(LINES))?;
+    let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["loss"].as_f64();
+    Ok(text.lines().filter_map(loss).collect())
+}
+
 /// Drops lines of steps that a resumed run will take again, and evaluations that are there twice. Gives the lines and the
 /// step of the last evaluation that stays.
 fn keep_until(run: &Path, step: u64) -> io::Result<(String, Option<u64>)> {

@@ -39,6 +39,7 @@ mod saved;
 mod schedule;
 mod screen;
 mod softcap;
+mod suggest;
 mod sweep;
 mod time;
 mod tokenizers;

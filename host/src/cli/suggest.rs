@@ -1,0 +1,294 @@
+//! `host suggest`.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use super::output::{in_columns, say, tell};
+use super::{Failure, RunFlags, request, work};
+use crate::config::{Config, Found, Order, Precision, RawConfig, Span, human_bytes};
+use crate::data::corpus::Corpus;
+use crate::data::shards::Manifest;
+use crate::device::AnyProfile;
+use crate::plan::Plan;
+use crate::run::Session;
+use crate::run::bench::Bench;
+use crate::run::course::{grouped, lasting, short};
+use crate::suggest::{Candidate, Means, Shape, Tokens};
+
+/// Flags of `host suggest`.
+#[derive(Debug, clap::Args)]
+pub struct Suggest {
+    #[command(flatten)]
+    flags: RunFlags,
+    /// JSON on standard output
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+/// The time of a run where nobody says it.
+const HOUR: f64 = 3600.0;
+/// Seconds that a candidate is measured for, and how many are.
+const MEASURED: f64 = 2.0;
+const MOST_MEASURED: usize = 4;
+/// Vocabularies that are tried, as far as the text is enough for them.
+const VOCABULARIES: [u32; 3] = [2000, 5000, 10_000];
+/// Tokens of held-out text by which it is found how many bytes a token has.
+const SAMPLE: u64 = 32_768;
+/// Rows that are shown.
+const ROWS: usize = 6;
+
+impl Suggest {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let found = find(self.flags.written()?)?;
+        let Suggestion { written, time, candidates, measured } = &found;
+        let best = found.best();
+        let command = command(written, best, *time);
+        if self.json {
+            let rows: Vec<_> = distinct(candidates).take(ROWS).map(as_json).collect();
+            return say!("{}", json!({ "command": command, "measured": measured, "candidates": rows }));
+        }
+        let text = best.tokens;
+        say!(
+            "a text of about {} tokens ({:.2} bytes each), {} on {}",
+            short(text.unique as u64),
+            text.bytes,
+            Span(*time),
+            best.config.device
+        )?;
+        table(candidates).iter().try_for_each(|line| say!("{line}"))?;
+        say!(
+            "bits a byte of a text like English technical prose; others end at 0.6 to 1.3 times that, in much the same order"
+        )?;
+        found.enough().map_or(Ok(()), |line| say!("{line}"))?;
+        say!("\n{command}")
+    }
+}
+
+/// What was found for what was written.
+pub(super) struct Suggestion {
+    written: RawConfig,
+    /// Seconds that there are.
+    time: f64,
+    /// The best first; at least one.
+    candidates: Vec<Candidate>,
+    /// How many of them were measured.
+    measured: usize,
+}
+
+impl Suggestion {
+    /// The best.
+    pub fn best(&self) -> &Candidate {
+        &self.candidates[0]
+    }
+
+    /// What trains it: what was written, and what was found.
+    pub fn raw(&self) -> RawConfig {
+        let best = self.best();
+        let (time, steps) = if best.whole { (Some(Span(self.time)), None) } else { (None, Some(best.steps)) };
+        RawConfig { time, steps, ..best.raw.clone() }
+    }
+
+    /// A line where the text is too little for the time.
+    pub fn enough(&self) -> Option<String> {
+        let best = self.best();
+        (!best.whole).then(|| {
+            format!(
+                "{} of the time are enough: read more often, this text is learnt by heart; more text would help",
+                lasting(best.steps as f64 * best.step_seconds)
+            )
+        })
+    }
+}
+
+/// Looks for the run that ends lowest with what was `written`.
+pub(super) fn find(written: RawConfig) -> Result<Suggestion, Failure> {
+    if written.data.as_deref().is_none_or(|data| data == "tales") {
+        return Err(request("name a text of your own with --data: what is suggested depends on how long it is"));
+    }
+    if written.steps.is_some() || written.epochs.is_some() {
+        return Err(request("how many steps is what is suggested; give the --time there is instead"));
+    }
+    let time = written.time.map_or(HOUR, |Span(time)| time);
+    let on_gpu = written.device.as_ref().map_or(written.gpu.is_some(), |device| device.starts_with("cuda"));
+    let precision = written.precision.or(on_gpu.then_some(Precision::Bf16));
+    let written = RawConfig { time: None, precision, ..written }.rooted();
+    let found = Found::of(&written)?;
+    let before = before(&found, time)?;
+    let tokens = tokenizers(&written, &found)?;
+    let means = Means { written: &written, found: &found, seconds: time - before, tokens: &tokens };
+    let elsewhere = written.gpu.is_some();
+    let pace = if elsewhere { 1.0 } else { pace(&means)? };
+    let mut candidates = means.candidates(pace)?;
+    let measured = if elsewhere { 0 } else { measure(&mut candidates, &means)? };
+    Ok(Suggestion { written, time, candidates, measured })
+}
+
+/// The best of each shape, for programs.
+fn as_json(c: &Candidate) -> serde_json::Value {
+    json!({
+        "bits_per_byte": c.bits, "layers": c.shape.layers, "d_model": c.shape.width, "params": c.params,
+        "vocab_size": c.config.vocab_size(), "batch_size": c.config.batch_size, "seq_len": c.config.seq_len,
+        "lr": c.raw.lr, "steps": c.steps, "passes": c.passes(), "seconds_per_step": c.step_seconds,
+        "needed_bytes": c.bytes,
+    })
+}
+
+/// The same for people.
+fn table(candidates: &[Candidate]) -> Vec<String> {
+    let titles = [
+        "bits/byte",
+        "layers × width",
+        "parameters",
+        "vocabulary",
+        "batch × length",
+        "lr",
+        "steps",
+        "passes",
+        "step",
+        "memory",
+    ];
+    let cells = distinct(candidates).take(ROWS).map(|c| {
+        [
+            format!("{:.3}", c.bits),
+            format!("{} × {}", c.shape.layers, c.shape.width),
+            short(c.params),
+            grouped(c.config.vocab_size().into()),
+            format!("{} × {}", c.config.batch_size, c.config.seq_len),
+            c.raw.lr.map_or(String::new(), |lr| format!("{lr:e}")),
+            grouped(c.steps),
+            format!("{:.2}", c.passes()),
+            format!("{:.1} ms", 1e3 * c.step_seconds),
+            human_bytes(c.bytes),
+        ]
+    });
+    let rows: Vec<_> = std::iter::once(titles.map(str::to_owned)).chain(cells).collect();
+    in_columns(&rows, 2..=9)
+}
+
+/// What trains `candidate`.
+fn command(written: &RawConfig, candidate: &Candidate, time: f64) -> String {
+    let mut words = vec![format!("{} train", crate::name::called())];
+    let device = Some(candidate.config.device.clone()).filter(|device| device != "cpu");
+    let own = [("--data", &written.data), ("--validation", &written.validation), ("--device", &device)];
+    words.extend(own.into_iter().filter_map(|(flag, value)| Some(format!("{flag} {}", value.as_ref()?))));
+    let mib =
+        |bytes: u64| if bytes.is_multiple_of(1 << 20) { format!("{}MiB", bytes >> 20) } else { bytes.to_string() };
+    words.extend(written.budget.map(|budget| format!("--budget {}", mib(budget.0))));
+    words.extend(candidate.flags(Some(time)));
+    words.join(" ")
+}
+
+/// Seconds of `time` that are over before the first step.
+fn before(found: &Found, time: f64) -> Result<f64, Failure> {
+    // Encoding, about as fast as it is on a core of today.
+    let encoding = found.source.text_bytes.unwrap_or(0) as f64 / (5e6 * f64::from(found.cores.max(1)));
+    let before = 1.5 + encoding;
+    if before < 0.5 * time {
+        return Ok(before);
+    }
+    Err(request(format_args!(
+        "--time {} is too short for this text: reading it takes about {}; give more time, or encode it once with `{} data`",
+        Span(time),
+        lasting(before),
+        crate::name::called()
+    )))
+}
+
+/// The tokenizers that come into question, with what they make of the text.
+fn tokenizers(written: &RawConfig, found: &Found) -> Result<Vec<Tokens>, Failure> {
+    let data = written.data.as_deref().unwrap_or_default();
+    if let Some(there) = Manifest::read(Path::new(data)).map_err(request)? {
+        let bytes = if there.bytes > 0 { there.bytes as f64 / there.tokens as f64 } else { 3.4 };
+        return Ok(vec![Tokens { vocabulary: None, bytes, unique: there.tokens as f64 }]);
+    }
+    let base = RawConfig { budget: None, ..written.clone() };
+    Corpus::text_bytes(&Config::resolve_with(base, found)?).map_err(request)?;
+    let Some(bytes) = found.source.text_bytes else {
+        return Err(request(
+            "how long this text is cannot be told before it is read; encode it with `host data` first",
+        ));
+    };
+    let named = found.tokenizer.is_some() || written.decides_vocabulary();
+    let mut all = Vec::new();
+    for vocabulary in VOCABULARIES {
+        let raw = RawConfig {
+            preset: Some("quick-14m".to_owned()),
+            order: Some(Order::Consecutive),
+            cache: Some("none".to_owned()),
+            vocab_size: written.vocab_size.or((!named).then_some(vocabulary)),
+            device: Some("cpu".to_owned()),
+            precision: None,
+            budget: None,
+            ..written.clone()
+        };
+        let config = Config::resolve_with(raw, found)?;
+        if !named && !all.is_empty() && config.clone().fit_text(bytes).is_some() {
+            break;
+        }
+        let corpus = Corpus::open(&config, Path::new("."), &mut |_| {}).map_err(request)?;
+        let set = corpus.validation(SAMPLE).map_err(request)?.set;
+        let each = set.bytes() as f64 / set.targets().max(1) as f64;
+        let vocabulary = (!named).then(|| vocabulary.min(corpus.tokenizer.vocab_size().max(512)));
+        all.push(Tokens { vocabulary, bytes: each, unique: bytes as f64 / each });
+        if named {
+            break;
+        }
+    }
+    Ok(all)
+}
+
+/// The first candidate of each shape.
+fn distinct(all: &[Candidate]) -> impl Iterator<Item = &Candidate> {
+    let mut seen: Vec<Shape> = Vec::new();
+    all.iter().filter(move |candidate| {
+        let new = !seen.contains(&candidate.shape);
+        seen.push(candidate.shape);
+        new
+    })
+}
+
+/// How much longer steps take here than is expected of them.
+fn pace(means: &Means<'_>) -> Result<f64, Failure> {
+    let candidates = means.candidates(1.0)?;
+    // One of the middle, of those that promise most.
+    let promising = &candidates[..candidates.len().min(64)];
+    let mut by_size: Vec<&Candidate> = promising.iter().collect();
+    by_size.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
+    let Some(middle) = by_size.get(by_size.len() / 4) else { return Ok(1.0) };
+    Ok(seconds_of_step(middle)? / middle.step_seconds)
+}
+
+/// Measures the best candidates and puts them in their place. Gives how many.
+fn measure(candidates: &mut [Candidate], means: &Means<'_>) -> Result<usize, Failure> {
+    let mut done = 0;
+    // Whoever comes first by being measured may be passed by one that was not.
+    while done < MOST_MEASURED.min(candidates.len()) {
+        let Some(next) = (0..candidates.len()).find(|at| !candidates[*at].is_measured) else { break };
+        let first = candidates[next].shape;
+        let step = seconds_of_step(&candidates[next])?;
+        let by = step / candidates[next].step_seconds;
+        for candidate in candidates.iter_mut().filter(|candidate| candidate.shape == first && !candidate.is_measured) {
+            candidate.measured(by * candidate.step_seconds, means.seconds);
+        }
+        candidates[next].is_measured = true;
+        candidates.sort_by(|a, b| a.bits.total_cmp(&b.bits));
+        done += 1;
+        if candidates[0].is_measured && done > 1 {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Seconds of a step of a candidate, measured.
+fn seconds_of_step(candidate: &Candidate) -> Result<f64, Failure> {
+    let Candidate { config, machine, shape, .. } = candidate;
+    tell!("measuring {} layers of {}, {} × {} tokens …", shape.layers, shape.width, config.batch_size, config.seq_len);
+    let (plan, laid) = Plan::new(config, machine)?;
+    plan.require_fit(config, machine)?;
+    let profile = AnyProfile::of(config)?;
+    profile.require()?;
+    let mut session = Session::start_training(laid, &profile, config, &[], None)?;
+    Bench::as_training(&mut session, config).time_for(MEASURED).map_err(work)
+}

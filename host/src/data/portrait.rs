@@ -1,0 +1,73 @@
+//! What a text is, by its first megabytes: how long its documents are, what its characters are, how much it repeats itself.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+
+use super::error::SourceError;
+use super::source::{Document, Documents};
+
+/// Bytes that are looked at.
+pub const LOOKED_AT: u64 = 8 << 20;
+/// Words in a row that make a repetition: fewer are phrases.
+const RUN: usize = 8;
+
+/// A text.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Portrait {
+    /// Documents that were looked at.
+    pub documents: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their characters: Latin letters without accents, other letters, digits, white space, all others.
+    pub characters: [u64; 5],
+    /// Runs of eight words, and how many of them were seen before.
+    pub runs: u64,
+    /// See [`Portrait::runs`].
+    pub repeated: u64,
+}
+
+impl Portrait {
+    /// Of the first [`LOOKED_AT`] bytes of `documents`.
+    ///
+    /// # Errors
+    /// A source that cannot be read.
+    pub fn of(documents: &mut dyn Documents) -> Result<Portrait, SourceError> {
+        let (mut portrait, mut document) = (Portrait::default(), Document::default());
+        let (hash, mut seen) = (RandomState::new(), HashSet::new());
+        while portrait.bytes < LOOKED_AT && documents.next(&mut document)? {
+            portrait.documents += 1;
+            portrait.bytes += document.text.len() as u64;
+            document.text.chars().for_each(|c| portrait.characters[class(c)] += 1);
+            let words: Vec<&str> = document.text.split_whitespace().collect();
+            for run in words.windows(RUN) {
+                portrait.runs += 1;
+                portrait.repeated += u64::from(!seen.insert(hash.hash_one(run)));
+            }
+        }
+        Ok(portrait)
+    }
+
+    /// In a line for people.
+    pub fn line(&self) -> String {
+        let all = self.characters.iter().sum::<u64>().max(1);
+        let percent = |part: u64, of: u64| format!("{:.0} %", 100.0 * part as f64 / of.max(1) as f64);
+        let [latin, letters, digits, white, others] = self.characters.map(|count| percent(count, all));
+        format!(
+            "documents of {} bytes in the mean; characters: {latin} a to z, {letters} other letters, {digits} digits, {white} \
+             white space, {others} others; {} of its runs of {RUN} words stand in it before",
+            self.bytes / self.documents.max(1),
+            percent(self.repeated, self.runs)
+        )
+    }
+}
+
+/// Which of the characters one is.
+fn class(c: char) -> usize {
+    match c {
+        'a'..='z' | 'A'..='Z' => 0,
+        c if c.is_alphabetic() => 1,
+        c if c.is_numeric() => 2,
+        c if c.is_whitespace() => 3,
+        _ => 4,
+    }
+}

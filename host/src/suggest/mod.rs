@@ -1,0 +1,378 @@
+//! From what somebody has, bytes, seconds, a text and a machine, to the run that ends lowest with it.
+//!
+//! - `law`: the loss that a run ends at;
+//! - `shapes`: the models that are tried;
+//! - here: every candidate that fits, with what it takes and what will come of it.
+
+pub mod law;
+mod shapes;
+
+use clap::ValueEnum as _;
+
+use crate::config::{BatchSize, Config, ConfigError, Found, ModelConfig, RawConfig, Span};
+use crate::plan::{Machine, Plan};
+use law::Course;
+pub use shapes::Shape;
+
+/// Tokens of a step that are tried.
+const STEPS: [u32; 6] = [2048, 4096, 8192, 16_384, 32_768, 65_536];
+/// Tokens of a sequence that are tried.
+const LENGTHS: [u32; 3] = [256, 512, 1024];
+/// Parts of the time that are tried, each so much shorter than the one before: a text that is read too often is learnt by
+/// heart.
+const SHORTER: f64 = 0.75;
+const PARTS: i32 = 20;
+/// The presets' rate.
+const RATE: f64 = 1e-3;
+/// The steps in which the preset's rate moves a model as far as it has to go.
+const MOVEMENT: f64 = 1000.0;
+/// Steps at the preset's rate and decay that the law's runs have at least, and that decay.
+const MOVED: f64 = 900.0;
+const TUNED: f64 = 0.6;
+/// The most passes that it was fitted to.
+const MOST_PASSES: f64 = 8.0;
+/// The fewest steps of a run whose loss the law knows, at the highest rate.
+const FEWEST: f64 = 225.0;
+
+/// A tokenizer and what it makes of the text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tokens {
+    /// Its ids, where it is not named.
+    pub vocabulary: Option<u32>,
+    /// Bytes of text a token.
+    pub bytes: f64,
+    /// Tokens of the training text.
+    pub unique: f64,
+}
+
+/// What somebody has.
+pub struct Means<'a> {
+    /// What was written: it holds for every candidate.
+    pub written: &'a RawConfig,
+    /// What was found of it.
+    pub found: &'a Found,
+    /// Seconds from the first step to the last save.
+    pub seconds: f64,
+    /// The tokenizers that come into question.
+    pub tokens: &'a [Tokens],
+}
+
+/// A run that fits.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    /// Its model.
+    pub shape: Shape,
+    /// What says it, with what was written.
+    pub raw: RawConfig,
+    /// The run.
+    pub config: Config,
+    /// Its machine.
+    pub machine: Machine,
+    /// Its tokenizer.
+    pub tokens: Tokens,
+    /// Parameters.
+    pub params: u64,
+    /// Bytes that it needs.
+    pub bytes: u64,
+    /// Seconds of a step, expected or measured.
+    pub step_seconds: f64,
+    /// Its steps: as many as the time holds, or fewer.
+    pub steps: u64,
+    /// Whether they take all of the time.
+    pub whole: bool,
+    /// Bits a byte that it ends at, of a text like that of the law's fit.
+    pub bits: f64,
+    /// Whether its step was measured.
+    pub is_measured: bool,
+    /// Whether its rate was written.
+    rate_is_given: bool,
+}
+
+impl Candidate {
+    /// The course of its training.
+    fn course(&self, steps: f64) -> Course {
+        let step = self.config.tokens_per_step() as f64;
+        Course {
+            matrices: self.shape.matrices(),
+            tokens: steps * step,
+            unique: self.tokens.unique,
+            bytes_a_token: self.tokens.bytes,
+            vocabulary: f64::from(self.config.vocab_size()),
+            step,
+            length: f64::from(self.config.seq_len),
+            rate: if self.rate_is_given { self.config.lr / RATE } else { rate(steps) },
+        }
+    }
+
+    /// Chooses how long it trains within `seconds`, by its step's.
+    fn choose(&mut self, seconds: f64) {
+        let most = (seconds / self.step_seconds).floor();
+        let ends = (0..PARTS).map(|n| SHORTER.powi(n)).map(|part| (part, (part * most).floor()));
+        let ends = ends.filter(|(part, steps)| *part == 1.0 || *steps >= FEWEST);
+        let bits = ends.map(|(part, steps)| (self.course(steps.max(1.0)).bits(law::PROSE), part, steps));
+        let (bits, part, steps) = bits.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((f64::INFINITY, 1.0, most));
+        // What the law does not know is worse than it says.
+        self.bits = if steps < FEWEST { bits * (FEWEST / steps.max(1.0)).powf(0.3) } else { bits };
+        (self.steps, self.whole) = (steps as u64, part == 1.0);
+        if !self.rate_is_given {
+            self.raw.lr = Some(round(RATE * rate(steps)));
+        }
+    }
+
+    /// Takes the measured seconds of a step for those that were expected.
+    pub fn measured(&mut self, step_seconds: f64, seconds: f64) {
+        self.step_seconds = step_seconds;
+        self.choose(seconds);
+    }
+
+    /// Passes over the text.
+    pub fn passes(&self) -> f64 {
+        self.steps as f64 * self.config.tokens_per_step() as f64 / self.tokens.unique
+    }
+
+    /// The flags of `train` that say it, behind those that were written.
+    pub fn flags(&self, time: Option<f64>) -> Vec<String> {
+        let RawConfig { preset, set, vocab_size, batch_size, seq_len, lr, precision, .. } = &self.raw;
+        let mut flags = vec![format!("--preset {}", preset.as_deref().unwrap_or_default())];
+        flags.extend(set.iter().map(|pair| format!("--set {pair}")));
+        flags.extend(vocab_size.map(|ids| format!("--vocab-size {ids}")));
+        if let Some(BatchSize::Sequences(batch)) = batch_size {
+            flags.push(format!("--batch-size {batch}"));
+        }
+        flags.extend(seq_len.map(|length| format!("--seq-len {length}")));
+        flags.extend(lr.map(|lr| format!("--lr {lr:e}")));
+        let precision = precision.and_then(|precision| precision.to_possible_value());
+        flags.extend(precision.map(|word| format!("--precision {}", word.get_name())));
+        match time.filter(|_| self.whole) {
+            Some(time) => flags.push(format!("--time {}", Span(time))),
+            None => flags.push(format!("--steps {}", self.steps)),
+        }
+        flags
+    }
+}
+
+/// Bits a byte at which a run of `config` ends on a text like that of the law's fit, of so many `unique` tokens of so many
+/// `bytes` each; nothing where the law was not fitted to such runs.
+pub fn expected_bits(config: &Config, unique: u64, bytes: f64) -> Option<f64> {
+    let (ModelConfig::Pythia(model) | ModelConfig::Yxanul(model)) = config.model else { return None };
+    let quick = config.preset.starts_with("quick-") && config.preset != "quick-tiny" && config.stage.is_empty();
+    let (rate, steps) = (config.lr / RATE, config.steps as f64);
+    let moved = rate * steps * (1.0 - config.decay / 2.0) / (1.0 - TUNED / 2.0) >= MOVED;
+    let tokens = steps * config.tokens_per_step() as f64;
+    let passes = tokens / unique.max(1) as f64;
+    if !quick || !moved || config.dropout > 0.0 || passes > MOST_PASSES || bytes <= 0.0 {
+        return None;
+    }
+    let [layers, width, feed] = [model.layers, model.d_model, model.d_ff].map(f64::from);
+    let course = Course {
+        matrices: layers * (4.0 * width * width + 3.0 * width * feed),
+        tokens,
+        unique: unique as f64,
+        bytes_a_token: bytes,
+        vocabulary: f64::from(config.vocab_size()),
+        step: config.tokens_per_step() as f64,
+        length: f64::from(config.seq_len),
+        rate,
+    };
+    Some(course.bits(law::PROSE))
+}
+
+/// The rate over the preset's that so many steps want: docs/scaling.md.
+fn rate(steps: f64) -> f64 {
+    (MOVEMENT / steps.max(1.0)).clamp(1.0, 4.0)
+}
+
+/// Two digits.
+fn round(lr: f64) -> f64 {
+    format!("{lr:.1e}").parse().unwrap_or(lr)
+}
+
+impl Means<'_> {
+    /// Every candidate that fits, the lowest first. An operation takes `pace` times what is expected of it.
+    ///
+    /// # Errors
+    /// What was written is wrong with every shape; nothing fits, with the smallest that does not.
+    pub fn candidates(&self, pace: f64) -> Result<Vec<Candidate>, ConfigError> {
+        let mut all = Vec::new();
+        let (mut refused, mut least) = (None, None::<u64>);
+        for shape in Shape::all() {
+            for (tokens, length, step) in self.variants() {
+                let raw = RawConfig {
+                    batch_size: Some(BatchSize::Sequences((step / length).max(1))),
+                    seq_len: Some(length),
+                    vocab_size: tokens.vocabulary,
+                    ..shape.raw()
+                };
+                match self.candidate(shape, raw.overlaid(self.written.clone()), tokens, pace) {
+                    Ok((candidate, true)) => all.push(candidate),
+                    Ok((candidate, false)) => least = least.min(Some(candidate.bytes)).or(Some(candidate.bytes)),
+                    Err(e) => refused = Some(e),
+                }
+            }
+        }
+        if all.is_empty() {
+            let too_large = least.map(|bytes| {
+                let bytes = crate::config::human_bytes(bytes);
+                ConfigError(format!("no model fits: the smallest run needs {bytes}; raise --budget or free memory"))
+            });
+            return Err(too_large.or(refused).unwrap_or_else(|| ConfigError("there is no candidate".to_owned())));
+        }
+        all.sort_by(|a, b| a.bits.total_cmp(&b.bits));
+        Ok(all)
+    }
+
+    /// Tokenizers, lengths and steps, each of them once.
+    fn variants(&self) -> impl Iterator<Item = (Tokens, u32, u32)> + '_ {
+        let lengths = self.written.seq_len.map_or(LENGTHS.to_vec(), |length| vec![length]);
+        self.tokens.iter().flat_map(move |tokens| {
+            let lengths = lengths.clone();
+            lengths.into_iter().flat_map(move |length| {
+                let steps: &[u32] = if self.written.batch_size.is_some() { &[1] } else { &STEPS };
+                steps
+                    .iter()
+                    .filter(move |step| **step == 1 || **step >= length)
+                    .map(move |step| (*tokens, length, *step))
+            })
+        })
+    }
+
+    /// The run that `raw` describes, and whether it fits.
+    fn candidate(
+        &self,
+        shape: Shape,
+        raw: RawConfig,
+        tokens: Tokens,
+        pace: f64,
+    ) -> Result<(Candidate, bool), ConfigError> {
+        let config = Config::resolve_with(raw.clone(), self.found)?;
+        let machine = Machine::with(&config, self.found.source)?;
+        let plan = Plan::of(&config, &machine)?;
+        let seconds = plan.stages.first().map_or(0.0, |stage| stage.expected_seconds.unwrap_or(stage.roofline_seconds));
+        let fits = plan.fits.unwrap_or(false);
+        let (params, bytes) = (plan.params, plan.needed_bytes);
+        let step_seconds = pace * seconds;
+        let bits = f64::INFINITY;
+        let mut candidate = Candidate {
+            shape,
+            raw,
+            config,
+            machine,
+            tokens,
+            params,
+            bytes,
+            step_seconds,
+            steps: 0,
+            whole: true,
+            bits,
+            is_measured: false,
+            rate_is_given: self.written.lr.is_some(),
+        };
+        if fits {
+            candidate.choose(self.seconds);
+        }
+        Ok((candidate, fits))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::FoundSource;
+
+    const CLEAN: Tokens = Tokens { vocabulary: Some(10_000), bytes: 3.396, unique: 22.25e6 };
+
+    fn found() -> Found {
+        let source = FoundSource { exists: true, text_bytes: Some(75_571_558), ..FoundSource::default() };
+        Found { source, cores: 2, ..Found::default() }
+    }
+
+    /// The best for a GPU with so much memory and time.
+    fn best(budget: &str, seconds: f64, tokens: Tokens) -> Result<Candidate, ConfigError> {
+        let text = format!("gpu = 'h200'\nprecision = 'bf16'\ndata = 'text.jsonl'\nbudget = '{budget}'");
+        let (written, found) = (toml::from_str::<RawConfig>(&text).unwrap(), found());
+        let means = Means { written: &written, found: &found, seconds, tokens: &[tokens] };
+        let all = means.candidates(1.0)?;
+        let budget = written.budget.unwrap().0;
+        assert!(all.iter().all(|candidate| candidate.bytes <= budget), "what does not fit");
+        assert!(
+            all.iter().all(|candidate| candidate.steps as f64 * candidate.step_seconds <= seconds),
+            "what is too long"
+        );
+        assert!(all.is_sorted_by(|a, b| a.bits <= b.bits));
+        Ok(all[0].clone())
+    }
+
+    #[test]
+    fn more_of_anything_never_ends_higher() {
+        let bits = |budget, seconds| best(budget, seconds, CLEAN).unwrap().bits;
+        let by_memory = ["1GiB", "2GiB", "4GiB", "16GiB"].map(|budget| bits(budget, 60.0));
+        let by_time = [5.0, 20.0, 60.0, 300.0].map(|seconds| bits("4GiB", seconds));
+        for of in [by_memory, by_time] {
+            assert!(of.is_sorted_by(|a, b| a >= b) && of[0] > of[3], "{of:?}");
+        }
+        let more = Tokens { unique: 10.0 * CLEAN.unique, ..CLEAN };
+        assert!(best("4GiB", 300.0, more).unwrap().bits < bits("4GiB", 300.0));
+    }
+
+    #[test]
+    fn a_little_text_is_not_read_for_hours() {
+        let little = Tokens { unique: 1.5e6, ..CLEAN };
+        let best = best("8GiB", 600.0, little).unwrap();
+        // The law was fitted to eight passes.
+        assert!(!best.whole && (1.0..8.0).contains(&best.passes()), "{} passes", best.passes());
+        assert!(
+            best.flags(Some(600.0)).iter().any(|flag| flag.starts_with("--steps ")),
+            "{:?}",
+            best.flags(Some(600.0))
+        );
+    }
+
+    #[test]
+    fn its_flags_are_the_run_that_was_planned() {
+        let best = best("2GiB", 20.0, CLEAN).unwrap();
+        assert!(best.whole);
+        let line = best.flags(Some(20.0)).join(" ");
+        assert!(line.starts_with("--preset quick-") && line.ends_with(" --precision bf16 --time 20s"), "{line}");
+        let steps = best.steps as f64;
+        let expected = 1e-3 * (1000.0 / steps).clamp(1.0, 4.0);
+        assert!((best.raw.lr.unwrap() / expected - 1.0).abs() < 0.05, "{steps} steps at {:?}", best.raw.lr);
+    }
+
+    #[test]
+    fn where_nothing_fits_the_smallest_is_named() {
+        let refused = best("100MiB", 60.0, CLEAN).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("no model fits: the smallest run needs ") && refused.contains("--budget"),
+            "{refused}"
+        );
+    }
+
+    /// What a run of its own says is what its candidate said.
+    #[test]
+    fn a_run_is_expected_to_end_where_its_candidate_did() {
+        let best = best("2GiB", 20.0, CLEAN).unwrap();
+        let lr = best.raw.lr.unwrap();
+        let config = Config { steps: best.steps, lr, ..best.config.clone() };
+        let found = expected_bits(&config, CLEAN.unique as u64, CLEAN.bytes).unwrap();
+        approx::assert_relative_eq!(found, best.bits, max_relative = 0.01);
+        for other in [
+            Config { steps: 50, ..config.clone() },
+            Config { dropout: 0.1, ..config.clone() },
+            Config { preset: "pythia-14m".to_owned(), ..config.clone() },
+        ] {
+            assert_eq!(expected_bits(&other, CLEAN.unique as u64, CLEAN.bytes), None);
+        }
+        assert_eq!(expected_bits(&config, 1000, CLEAN.bytes), None, "so many passes");
+    }
+
+    #[test]
+    fn what_is_written_holds_for_all() {
+        let text = "gpu = 'h200'\nprecision = 'bf16'\ndata = 'text.jsonl'\nseq_len = 128\nbatch_size = 7\nlr = 5e-3";
+        let (written, found) = (toml::from_str::<RawConfig>(text).unwrap(), found());
+        let means = Means { written: &written, found: &found, seconds: 60.0, tokens: &[CLEAN] };
+        for candidate in means.candidates(1.0).unwrap() {
+            let Config { seq_len, batch_size, .. } = candidate.config;
+            assert_eq!((seq_len, batch_size, candidate.raw.lr), (128, 7, Some(5e-3)));
+        }
+    }
+}

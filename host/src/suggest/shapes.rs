@@ -1,0 +1,98 @@
+//! The shapes that are tried.
+
+use crate::config::RawConfig;
+
+/// A model of the quick recipe by its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Layers.
+    pub layers: u32,
+    /// Columns of the residual stream.
+    pub width: u32,
+}
+
+/// Layers and widths, from the smallest.
+const SHAPES: [[u32; 2]; 17] = [
+    [2, 64],
+    [4, 64],
+    [4, 96],
+    [4, 128],
+    [6, 128],
+    [6, 160],
+    [6, 192],
+    [8, 192],
+    [6, 256],
+    [8, 256],
+    [12, 256],
+    [6, 384],
+    [8, 384],
+    [6, 512],
+    [8, 512],
+    [12, 512],
+    [12, 768],
+];
+
+impl Shape {
+    /// Every one of them.
+    pub fn all() -> impl Iterator<Item = Shape> {
+        SHAPES.into_iter().map(|[layers, width]| Shape { layers, width })
+    }
+
+    /// The preset of its own; else that of the same recipe which is nearest.
+    pub fn preset(&self) -> (&'static str, bool) {
+        match (self.layers, self.width) {
+            (6, 128) => ("quick-14m", true),
+            (6, 512) => ("quick-70m", true),
+            (12, 768) => ("quick-160m", true),
+            _ => ("quick-70m", false),
+        }
+    }
+
+    /// Columns of a layer's feed-forward block: about 2.75 times the width.
+    fn feed(&self) -> u32 {
+        (11 * self.width / 4).next_multiple_of(32)
+    }
+
+    /// Heads of 32 columns, or of 64 where the model is wide.
+    fn heads(&self) -> u32 {
+        if self.width < 256 { self.width / 32 } else { self.width / 64 }
+    }
+
+    /// What says it.
+    pub fn raw(&self) -> RawConfig {
+        let (preset, whole) = self.preset();
+        let Shape { layers, width } = *self;
+        let keys = [("layers", layers), ("d_model", width), ("heads", self.heads()), ("d_ff", self.feed())];
+        let set = keys.iter().map(|(key, value)| format!("{key}={value}")).filter(|_| !whole).collect();
+        RawConfig { preset: Some(preset.to_owned()), set, ..RawConfig::default() }
+    }
+
+    /// Parameters of the matrices in its layers, of queries, keys, values and outputs and of SwiGLU.
+    pub fn matrices(&self) -> f64 {
+        let (layers, width) = (f64::from(self.layers), f64::from(self.width));
+        // Presets have 352, 1,408 and 2,048.
+        let feed = if self.width == 768 { 2048.0 } else { f64::from(self.feed()) };
+        layers * (4.0 * width * width + 3.0 * width * feed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, ModelConfig};
+
+    #[test]
+    fn every_shape_is_a_model_with_so_many_parameters_in_its_matrices() {
+        let mut before = 0.0;
+        for shape in Shape::all() {
+            let config = Config::resolve(shape.raw()).unwrap();
+            let (ModelConfig::Pythia(model) | ModelConfig::Yxanul(model)) = config.model else { panic!("{shape:?}") };
+            assert_eq!((model.layers, model.d_model), (shape.layers, shape.width));
+            let width = f64::from(model.d_model);
+            let each = 4.0 * width * width + 3.0 * width * f64::from(model.d_ff);
+            assert_eq!(shape.matrices(), f64::from(model.layers) * each, "{shape:?}");
+            assert!(shape.matrices() > before && model.d_model % (32 * model.heads) == 0, "{shape:?}");
+            before = shape.matrices();
+        }
+    }
+}
