@@ -1,7 +1,7 @@
 //! The loss that a run of the quick recipe ends at, by its size, its text, its batch and its length: a law that was fitted on
 //! runs. docs/scaling.md has the runs, the fit and its errors.
 //!
-//! Losses are bits a byte of text; data counts in tokens of [`REFERENCE`] bytes, so that it does not depend on a tokenizer.
+//! Losses are bits a byte of text; data counts in tokens of 3.396 bytes, so that it does not depend on a tokenizer.
 
 /// Bytes a token of the text and the tokenizer of the fit.
 const REFERENCE: f64 = 3.396;
