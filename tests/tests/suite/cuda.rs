@@ -433,8 +433,8 @@ fn a_gpu_that_fails_in_a_step_leaves_the_last_checkpoint() {
     let line = |name: &str| format!("train --json --device cuda {SMALL} --steps 40 --save-every 10 --out {name}");
     let own = [("CAPFUL_STAND_IN_BLAS", "0")];
     stand_in(dir, &line("whole"), &own).ok();
-    // A graph a step and the evaluations of the end: the failure comes after step 20 was saved.
-    let failed = [("CAPFUL_STAND_IN_BLAS", "0"), ("CAPFUL_STAND_IN_FAIL_AT", "graph:28")];
+    // A graph a step, those of the rehearsal and of the evaluations: the failure comes after step 20 was saved.
+    let failed = [("CAPFUL_STAND_IN_BLAS", "0"), ("CAPFUL_STAND_IN_FAIL_AT", "graph:31")];
     let failed = stand_in(dir, &line("run"), &failed);
     assert_eq!(failed.status, Some(1), "{}", failed.err);
     let message = failed.err.lines().last().expect("a message");
