@@ -1,5 +1,7 @@
 //! The training loop.
 
+mod evaluations;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +17,7 @@ use super::costs::Expected;
 use super::directory;
 use super::ending::Ending;
 use super::evaluate::{Evaluator, Score};
-use super::evaluations::{Evaluations, ROSE};
+use super::evaluations::Evaluations;
 use super::gauges::Gauges;
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
 use super::origin::Origin;
@@ -453,93 +455,6 @@ impl<'a> Trainer<'a> {
         };
         let what = format!("the loss is {loss} and the gradient's norm {norm}{on}");
         Err(self.failed(format!("step {step}: {what}{before}; lower --lr")))
-    }
-
-    /// Scores the held-out documents with the averages in the place of the weights; gives nothing where there are none, and
-    /// no score where a signal came meanwhile. The weights are in their place again then.
-    fn score_averages(&mut self) -> Result<Option<Option<Score>>, DeviceError> {
-        if self.state.averaged.is_none() {
-            return Ok(None);
-        }
-        self.session.exchange()?;
-        let score = self.evaluator.score(&mut self.session, self.validation, &self.stop);
-        self.session.exchange()?;
-        score.map(Some)
-    }
-
-    /// Scores the held-out documents; gives nothing where a signal came meanwhile.
-    fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Option<Scores>, TrainError> {
-        self.ending.costs.pass();
-        let score = self.evaluator.score(&mut self.session, self.validation, &self.stop);
-        let Some(score) = score.map_err(|e| self.failed_here(e))? else { return Ok(None) };
-        self.ending.costs.evaluation();
-        let (step, val_loss) = (self.state.step, score.loss());
-        if !val_loss.is_finite() {
-            // The update after the last finite training loss ruined the weights: no checkpoint of them is kept.
-            self.writer.withdraw();
-            return Err(self.failed(format!("step {step}: the validation loss is {val_loss}; lower --lr")));
-        }
-        let averaged = match self.score_averages().map_err(|e| self.failed_here(e))? {
-            Some(None) => return Ok(None),
-            averaged => averaged.flatten(),
-        };
-        let known = self.state.evaluations;
-        let train_loss = known.and_then(|evaluations| evaluations.train_loss());
-        let (due, sound) = (self.evaluation_is_due(), self.in_a_row == 0);
-        if let Some(evaluations) = self.state.evaluations.as_mut().filter(|_| sound && (due || self.config.keep_best)) {
-            evaluations.add(step, val_loss, due);
-        }
-        let rose = self.state.evaluations.map_or(0, |evaluations| evaluations.rose);
-        let metrics = EvalMetrics {
-            step,
-            val_loss,
-            val_loss_se: score.standard_error(),
-            val_tokens: score.tokens,
-            val_bits_per_byte: score.bits_a_byte(self.restores),
-            val_loss_averaged: averaged.map(|score| score.loss()),
-            train_loss,
-            rose,
-        };
-        let written = self.metrics.as_mut().map_or(Ok(()), |to| to.evaluation(&metrics)).map_err(|e| e.to_string());
-        let written = self.lost.take().map_or(written, Err);
-        together::together(self.peers.as_ref(), written, String::clone, |elsewhere| elsewhere.what)
-            .map_err(|e| self.failed(e))?;
-        observer.evaluation(&metrics);
-        // Once: not where the same step is evaluated again.
-        let opened = rose == ROSE && known.is_some_and(|known| known.rose != rose);
-        let lowest = self.state.evaluations.and_then(|evaluations| evaluations.best);
-        progress.evaluation(&metrics, lowest.filter(|_| opened));
-        let scores = Scores { score, averaged };
-        self.scored = Some((step, scores));
-        Ok(Some(scores))
-    }
-
-    /// Whether the step that is done is one after which a run evaluates.
-    fn evaluation_is_due(&self) -> bool {
-        self.config.eval_every > 0 && self.state.step.is_multiple_of(self.config.eval_every)
-    }
-
-    /// Whether the step that is done has the lowest validation loss, and its checkpoint is to be kept.
-    fn is_to_keep(&self) -> bool {
-        self.config.keep_best && self.state.best_step() == Some(self.state.step)
-    }
-
-    /// Whether so many evaluations in a row were no lower that the run ends.
-    fn is_out_of_patience(&self) -> bool {
-        self.state.evaluations.is_some_and(|evaluations| evaluations.exhaust(self.config.patience))
-    }
-
-    /// Evaluates at the step that the run goes on from, where a signal came before that was done.
-    fn catch_up(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(), TrainError> {
-        let step = self.state.step;
-        let missing = self.state.evaluations.is_some_and(|evaluations| evaluations.last != step);
-        if !missing || step == 0 || step >= self.ending.end() || !self.evaluation_is_due() {
-            return Ok(());
-        }
-        match self.evaluate(observer, progress)? {
-            Some(_) => self.save(),
-            None => Err(self.interrupted()),
-        }
     }
 
     /// Ends a run that a signal stopped, after it is saved.
