@@ -99,6 +99,30 @@ mod mpi {
     const SIX: &str =
         "--steps 8 --accumulate 6 --threads 1 --log-every 1 --eval-every 4 --schedule constant --warmup 2";
 
+    /// The first rank's clock decides, and all end after the same step, with a rate that falls by the same steps.
+    #[test]
+    fn ranks_end_on_the_first_ones_time() {
+        let dir = directory();
+        let dir = dir.path();
+        let tiny = TINY.replace("--baseline-tokens 20000", "--baseline-tokens 0");
+        let line = format!(
+            "train {tiny} --schedule wsd --decay 0.5 --warmup 2 --threads 1 --accumulate 2 --time 5s --log-every 1 --save-minutes 0 \
+             --out run --json"
+        );
+        let done = run(2, dir, &line);
+        assert_eq!(done.status, Some(0), "{}", done.err);
+        let last: Value = serde_json::from_str(done.out.lines().last().unwrap()).unwrap();
+        let seconds = last["seconds_of_time"].as_f64().unwrap();
+        assert!((3.5..7.5).contains(&seconds), "{seconds} s");
+        let text = fs::read_to_string(dir.join("run/metrics.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let rates: Vec<f64> = lines.filter_map(|line| line["lr"].as_f64()).collect();
+        assert_eq!(last["steps"].as_u64(), Some(rates.len() as u64));
+        let (highest, last) = (rates[3], *rates.last().unwrap());
+        let falls = rates.iter().filter(|rate| **rate < highest).count();
+        assert!(falls > rates.len() / 4 && last < 0.2 * highest, "{falls} of {}, {last} of {highest}", rates.len());
+    }
+
     #[test]
     fn any_number_of_exact_ranks_gives_the_bits_of_one_and_goes_on_with_another() {
         let dir = directory();
