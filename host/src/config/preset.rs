@@ -17,7 +17,7 @@ pub struct Preset {
 pub const PRESETS: [Preset; 18] = [
     Preset {
         name: "quick-tiny",
-        about: "learns the built-in tales by Muon in under a minute on two cores",
+        about: "learns the built-in tales by Muon in half a minute on two cores",
         text: include_str!("presets/quick-tiny.toml"),
     },
     Preset {
