@@ -41,9 +41,8 @@ const ROWS: usize = 6;
 impl Suggest {
     pub(super) fn run(self) -> Result<(), Failure> {
         let found = find(self.flags.written()?)?;
-        let Suggestion { written, time, candidates, measured } = &found;
-        let best = found.best();
-        let command = command(written, best, *time);
+        let Suggestion { time, candidates, measured } = &found;
+        let (best, command) = (found.best(), found.command());
         if self.json {
             let rows: Vec<_> = distinct(candidates).take(ROWS).map(as_json).collect();
             return say!("{}", json!({ "command": command, "measured": measured, "candidates": rows }));
@@ -67,7 +66,6 @@ impl Suggest {
 
 /// What was found for what was written.
 pub(super) struct Suggestion {
-    written: RawConfig,
     /// Seconds that there are.
     time: f64,
     /// The best first; at least one.
@@ -84,9 +82,13 @@ impl Suggestion {
 
     /// What trains it: what was written, and what was found.
     pub fn raw(&self) -> RawConfig {
-        let best = self.best();
-        let (time, steps) = if best.whole { (Some(Span(self.time)), None) } else { (None, Some(best.steps)) };
-        RawConfig { time, steps, ..best.raw.clone() }
+        self.best().training(self.time)
+    }
+
+    /// The same for a shell, on the device that it was found for.
+    fn command(&self) -> String {
+        let raw = RawConfig { gpu: None, device: Some(self.best().config.device.clone()), ..self.raw() };
+        format!("{} train {}", crate::name::called(), raw.flags().join(" "))
     }
 
     /// A line where the text is too little for the time.
@@ -121,7 +123,7 @@ pub(super) fn find(written: RawConfig) -> Result<Suggestion, Failure> {
     let pace = if elsewhere { 1.0 } else { pace(&means)? };
     let mut candidates = means.candidates(pace)?;
     let measured = if elsewhere { 0 } else { measure(&mut candidates, &means)? };
-    Ok(Suggestion { written, time, candidates, measured })
+    Ok(Suggestion { time, candidates, measured })
 }
 
 /// The best of each shape, for programs.
@@ -164,19 +166,6 @@ fn table(candidates: &[Candidate]) -> Vec<String> {
     });
     let rows: Vec<_> = std::iter::once(titles.map(str::to_owned)).chain(cells).collect();
     in_columns(&rows, 2..=9)
-}
-
-/// What trains `candidate`.
-fn command(written: &RawConfig, candidate: &Candidate, time: f64) -> String {
-    let mut words = vec![format!("{} train", crate::name::called())];
-    let device = Some(candidate.config.device.clone()).filter(|device| device != "cpu");
-    let own = [("--data", &written.data), ("--validation", &written.validation), ("--device", &device)];
-    words.extend(own.into_iter().filter_map(|(flag, value)| Some(format!("{flag} {}", value.as_ref()?))));
-    let mib =
-        |bytes: u64| if bytes.is_multiple_of(1 << 20) { format!("{}MiB", bytes >> 20) } else { bytes.to_string() };
-    words.extend(written.budget.map(|budget| format!("--budget {}", mib(budget.0))));
-    words.extend(candidate.flags(Some(time)));
-    words.join(" ")
 }
 
 /// Seconds of `time` that are over before the first step.

@@ -177,6 +177,12 @@ impl RunKey {
         if self.shown.is_empty() { self.constant() } else { self.shown.to_owned() }
     }
 
+    /// How a shell is told a value of it, where it has a flag.
+    pub(super) fn with_value(&self, text: &str) -> Option<String> {
+        let between = if self.takes == SWITCH { '=' } else { ' ' };
+        (!self.takes.is_empty()).then(|| format!("{}{between}{}", self.flag(), quoted(text)))
+    }
+
     /// Its flag, where it has one.
     pub(super) fn arg(&self) -> Option<Arg> {
         let RunKey { takes, beside, .. } = *self;
@@ -218,6 +224,16 @@ impl RunKey {
         let changes = if self.may_change() { "may change" } else { "" };
         let page = if self.page.is_empty() { self.help } else { self.page };
         format!("| {} | {default} | {values} | {changes} | {page} |\n", self.name)
+    }
+}
+
+/// A word as a POSIX shell reads it back.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_./:,+=%@".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 
@@ -364,6 +380,15 @@ macro_rules! keys {
             pub(super) fn given(&self) -> impl Iterator<Item = &'static RunKey> {
                 let said = [$( $( self.$key.is_some(), )+ )+ $( $( self.$also.is_some(), )+ )+];
                 RUN_KEYS.iter().zip(said).filter_map(|(key, said)| said.then_some(key))
+            }
+
+            /// The keys that it says, each with its value as people write it.
+            pub(super) fn said(&self) -> impl Iterator<Item = (&'static RunKey, String)> {
+                let texts = [
+                    $( $( self.$key.as_ref().map(Value::text), )+ )+
+                    $( $( self.$also.as_ref().map(Value::text), )+ )+
+                ];
+                RUN_KEYS.iter().zip(texts).filter_map(|(key, text)| Some((key, text?)))
             }
 
             /// What it says, and of the keys that it does not say, what `other` says; tables and `--set` are its own.

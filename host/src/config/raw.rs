@@ -92,6 +92,14 @@ impl RawConfig {
         self
     }
 
+    /// The flags that say its keys and its `--set` and `--group`, for a shell. Tables of files have none.
+    pub fn flags(&self) -> Vec<String> {
+        let keys = self.said().filter_map(|(key, text)| key.with_value(&text));
+        let pairs = |flag: &'static str, pairs: &[String]| pairs.iter().map(|pair| format!("{flag} {pair}")).collect();
+        let [sets, groups]: [Vec<String>; 2] = [pairs("--set", &self.set), pairs("--group", &self.groups)];
+        keys.chain(sets).chain(groups).collect()
+    }
+
     /// Whether it says how long a run is: steps, epochs and time are three ways to say it.
     pub fn gives_length(&self) -> bool {
         self.steps.is_some() || self.epochs.is_some() || self.time.is_some()

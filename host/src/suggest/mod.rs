@@ -7,8 +7,6 @@
 pub mod law;
 mod shapes;
 
-use clap::ValueEnum as _;
-
 use crate::config::{BatchSize, Config, ConfigError, Found, ModelConfig, RawConfig, Span};
 use crate::plan::{Machine, Plan};
 use law::Course;
@@ -130,24 +128,10 @@ impl Candidate {
         self.steps as f64 * self.config.tokens_per_step() as f64 / self.tokens.unique
     }
 
-    /// The flags of `train` that say it, behind those that were written.
-    pub fn flags(&self, time: Option<f64>) -> Vec<String> {
-        let RawConfig { preset, set, vocab_size, batch_size, seq_len, lr, precision, .. } = &self.raw;
-        let mut flags = vec![format!("--preset {}", preset.as_deref().unwrap_or_default())];
-        flags.extend(set.iter().map(|pair| format!("--set {pair}")));
-        flags.extend(vocab_size.map(|ids| format!("--vocab-size {ids}")));
-        if let Some(BatchSize::Sequences(batch)) = batch_size {
-            flags.push(format!("--batch-size {batch}"));
-        }
-        flags.extend(seq_len.map(|length| format!("--seq-len {length}")));
-        flags.extend(lr.map(|lr| format!("--lr {lr:e}")));
-        let precision = precision.and_then(|precision| precision.to_possible_value());
-        flags.extend(precision.map(|word| format!("--precision {}", word.get_name())));
-        match time.filter(|_| self.whole) {
-            Some(time) => flags.push(format!("--time {}", Span(time))),
-            None => flags.push(format!("--steps {}", self.steps)),
-        }
-        flags
+    /// What trains it, with what was written: to the end of `time` seconds, or for as many steps as are enough.
+    pub fn training(&self, time: f64) -> RawConfig {
+        let (time, steps) = if self.whole { (Some(Span(time)), None) } else { (None, Some(self.steps)) };
+        RawConfig { time, steps, ..self.raw.clone() }
     }
 }
 
@@ -320,19 +304,18 @@ mod tests {
         let best = best("8GiB", 600.0, little).unwrap();
         // The law was fitted to eight passes.
         assert!(!best.whole && (1.0..8.0).contains(&best.passes()), "{} passes", best.passes());
-        assert!(
-            best.flags(Some(600.0)).iter().any(|flag| flag.starts_with("--steps ")),
-            "{:?}",
-            best.flags(Some(600.0))
-        );
+        let flags = best.training(600.0).flags();
+        assert!(flags.iter().any(|flag| flag.starts_with("--steps ")), "{flags:?}");
     }
 
     #[test]
     fn its_flags_are_the_run_that_was_planned() {
         let best = best("2GiB", 20.0, CLEAN).unwrap();
         assert!(best.whole);
-        let line = best.flags(Some(20.0)).join(" ");
-        assert!(line.starts_with("--preset quick-") && line.ends_with(" --precision bf16 --time 20s"), "{line}");
+        let line = best.training(20.0).flags().join(" ");
+        for flag in ["--preset quick-", "--data text.jsonl", "--time 20s", "--precision bf16", "--budget 2048MiB"] {
+            assert!(line.contains(flag), "{flag}: {line}");
+        }
         let steps = best.steps as f64;
         let expected = 1e-3 * (1000.0 / steps).clamp(1.0, 4.0);
         assert!((best.raw.lr.unwrap() / expected - 1.0).abs() < 0.05, "{steps} steps at {:?}", best.raw.lr);

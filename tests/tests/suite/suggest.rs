@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use capful_tests::binary::{directory, host};
+use capful_tests::binary::{directory, host, host_with};
 use serde_json::Value;
 
 /// A text of half a megabyte of sentences, of which few words follow each other twice.
@@ -27,13 +27,16 @@ fn the_command_is_a_run_that_fits_and_takes_what_was_said() {
     let dir = dir.path();
     text(dir);
     for (budget, bytes) in [("800MiB", 800u64 << 20), ("3GiB", 3 << 30)] {
-        let flags = format!("--data text.txt --time 30s --gpu h200 --budget {budget}");
-        let found = host(dir, &format!("suggest {flags} --json")).ok().json();
+        let flags = format!("--data text.txt --time 30s --gpu h200 --budget {budget} --seed 3");
+        let found = host_with(dir, &format!("suggest {flags} --json"), &["--text-field", "a b"]).ok().json();
         let first = &found["candidates"][0];
         assert!(first["needed_bytes"].as_u64().unwrap() <= bytes, "{first}");
         let command = found["command"].as_str().unwrap();
         let line = command.strip_prefix("host train ").unwrap();
-        assert!(line.contains("--device cuda") && line.contains("--precision bf16"), "{command}");
+        for flag in ["--device cuda", "--precision bf16", "--seed 3", "--text-field 'a b'"] {
+            assert!(line.contains(flag), "{flag}: {command}");
+        }
+        let line = &line.replace(" --text-field 'a b'", "");
         let plan = host(dir, &format!("plan {line} --gpu h200 --json")).ok().json();
         assert_eq!(plan["params"], first["params"], "{command}");
         assert!(plan["needed_bytes"].as_u64().unwrap() <= bytes, "{command}");
