@@ -15,6 +15,7 @@ use crate::data::overlap::Overlap;
 use crate::data::validation::ValidationSet;
 use crate::plan::memory;
 use crate::run::checkpoint;
+use crate::run::energy;
 use crate::run::outcome::Outcome;
 use crate::suggest::expected_bits;
 
@@ -95,6 +96,8 @@ pub(super) fn report(
             "seconds_per_evaluation": outcome.parts[1],
             "seconds_per_save": outcome.parts[2],
             "seconds_of_time": outcome.timed,
+            "joules": outcome.joules,
+            "predicted_joules": outcome.predicted_joules,
             "tokens": outcome.tokens,
             "tokens_per_s": outcome.session_tokens as f64 / outcome.seconds,
             "steps": outcome.end,
@@ -134,7 +137,7 @@ pub(super) fn report(
         say!("{}", within(&line, &io::stdout()))?;
         say!("  {}", against(loss, [*unigram, *bigram, *trigram, *fourgram]))?;
     }
-    for line in endings(config, dir, outcome).into_iter().chain(times(config, outcome)) {
+    for line in endings(config, dir, outcome).into_iter().chain(times(config, outcome)).chain(energy(outcome)) {
         say!("  {line}")?;
     }
     say!(
@@ -195,6 +198,16 @@ fn times(config: &Config, outcome: &Outcome) -> Option<String> {
         )),
         _ => None,
     }
+}
+
+/// What energy it took beside what was told.
+fn energy(outcome: &Outcome) -> Option<String> {
+    let joules = outcome.joules?;
+    let watts = joules / outcome.seconds;
+    let predicted = outcome.predicted_joules.map_or(String::new(), |predicted| {
+        format!("; predicted {} ({:+.1} %)", energy::shown(predicted), 100.0 * (joules / predicted - 1.0))
+    });
+    Some(format!("energy {}, {watts:.0} W{predicted}", energy::shown(joules)))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use super::Session;
 use super::bench::Bench;
 use super::costs::{others_ahead, steps_ahead};
 use super::course::{counted, grouped, lasting};
+use super::energy::{self, Energy};
 use super::session::Rows;
 use crate::config::Config;
 use crate::device::{AnyProfile, DeviceError};
@@ -33,6 +34,8 @@ pub struct Measured {
     pub save: f64,
     /// Of the run: its steps, evaluations and saves.
     pub run: f64,
+    /// Joules of the run, by the power of its steps, where somebody counts them.
+    pub joules: Option<f64>,
     /// Evaluations and saves of the run, but for those by the clock.
     pub evaluations: u64,
     /// See [`Measured::evaluations`].
@@ -55,6 +58,7 @@ impl Measured {
         let count = config.stage.len();
         let seconds = SECONDS / count.max(1) as f64;
         let (mut step, mut evaluation) = (Vec::with_capacity(stages.len()), 0.0);
+        let mut joules_a_step = Vec::with_capacity(stages.len());
         for number in 1..=count.max(1) {
             let of_stage = if count > 0 {
                 config.clone().only(number).map_err(|e| DeviceError::Refused(e.0))?
@@ -63,24 +67,30 @@ impl Measured {
             };
             let profile = AnyProfile::of(&of_stage).map_err(|e| DeviceError::Refused(e.0))?;
             let mut session = Session::start_training(laid(&of_stage)?, &profile, &of_stage, &[], None)?;
-            step.push(Bench::as_training(&mut session, &of_stage).time_for(seconds)?);
+            let (begun, mut energy) = (Instant::now(), Energy::start(&mut session));
+            let took = Bench::as_training(&mut session, &of_stage).time_for(seconds)?;
+            step.push(took);
+            joules_a_step.push(energy.joules(&mut session).map(|joules| joules / begun.elapsed().as_secs_f64() * took));
             if number == count.max(1) {
                 evaluation = evaluation_of(&mut session, config)?;
             }
         }
         let save = seconds_to_write(dir, save_bytes).unwrap_or(0.0);
         let [evaluations, saves] = others_ahead(config, 0, config.steps);
-        let steps: f64 =
-            steps_ahead(&stages, 0, config.steps).zip(&step).map(|(count, each)| count as f64 * each).sum();
+        let counts = || steps_ahead(&stages, 0, config.steps);
+        let steps: f64 = counts().zip(&step).map(|(count, each)| count as f64 * each).sum();
         let run = steps + evaluations as f64 * evaluation + saves as f64 * save;
-        Ok(Measured { step, evaluation, save, run, evaluations, saves })
+        let joules: Option<f64> = counts().zip(joules_a_step).map(|(count, each)| Some(count as f64 * each?)).sum();
+        // The rest draws less, and is short.
+        let joules = joules.filter(|_| config.steps > 0).map(|joules| joules * run / steps);
+        Ok(Measured { step, evaluation, save, run, joules, evaluations, saves })
     }
 }
 
 impl Measured {
     /// What the run of `config` takes, in a line or two.
     pub fn line(&self, config: &Config) -> String {
-        let Measured { step, evaluation, save, run, evaluations, saves } = self;
+        let Measured { step, evaluation, save, run, joules, evaluations, saves } = self;
         let shown = |seconds: &f64| if *seconds < 1.0 { format!("{:.2} ms", seconds * 1e3) } else { lasting(*seconds) };
         let steps: Vec<_> = step.iter().map(shown).collect();
         let tokens: u64 = config.stages().last().map_or(0, Stage::step_tokens);
@@ -88,11 +98,12 @@ impl Measured {
         let length = match config.steps {
             0 => String::new(),
             steps => format!(
-                "; {}, {}, {}: {}",
+                "; {}, {}, {}: {}{}",
                 counted(steps, "step"),
                 counted(*evaluations, "evaluation"),
                 counted(*saves, "save"),
-                lasting(*run)
+                lasting(*run),
+                joules.map_or(String::new(), |joules| format!(" and about {}", energy::shown(joules)))
             ),
         };
         format!(

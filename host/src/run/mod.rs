@@ -9,6 +9,7 @@ mod costs;
 pub mod course;
 pub mod directory;
 mod ending;
+pub mod energy;
 pub mod evaluate;
 pub mod evaluations;
 mod gauges;

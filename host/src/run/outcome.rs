@@ -54,6 +54,10 @@ pub struct Outcome {
     pub seconds: f64,
     /// The same as predicted after ten seconds of it, or after a third where that is shorter.
     pub predicted: Option<f64>,
+    /// Joules of it, and as predicted then, where somebody counts them.
+    pub joules: Option<f64>,
+    /// See [`Outcome::joules`].
+    pub predicted_joules: Option<f64>,
     /// Seconds of a step of the last stage, an evaluation and a save, where they were measured.
     pub parts: [Option<f64>; 3],
     /// Seconds of a run that ends on time, over all sessions, from the beginning of each command.

@@ -16,6 +16,7 @@ use super::checkpoint::{self, TrainerState};
 use super::costs::Expected;
 use super::directory;
 use super::ending::Ending;
+use super::energy::Energy;
 use super::evaluate::{Evaluator, Score};
 use super::evaluations::Evaluations;
 use super::gauges::Gauges;
@@ -52,6 +53,7 @@ pub struct Trainer<'a> {
     stages: Vec<Stage>,
     /// When it ends, and its learning rate until then.
     ending: Ending,
+    energy: Energy,
     session: Session,
     loader: Loader,
     validation: &'a ValidationSet,
@@ -187,6 +189,7 @@ impl<'a> Trainer<'a> {
         let mut writer = writer.map_err(refused)?;
         let expected = Expected::of(&session, config, &stages, validation, checkpoint::bytes(&session.laid.lasting));
         let ending = Ending::new(config, state.timed, expected, begun);
+        let energy = Energy::start(&mut session);
         writer.go_on(state.evaluations);
         if let Some(evaluations) = &mut state.evaluations {
             // The lowest from here on is kept, where that of before is not there.
@@ -196,6 +199,7 @@ impl<'a> Trainer<'a> {
             config,
             stages,
             ending,
+            energy,
             loader,
             validation,
             evaluator: Evaluator::of_ranks(stage.batch, stage.seq_len, peers.clone()),
@@ -395,7 +399,11 @@ impl<'a> Trainer<'a> {
         if let Some(end) = self.ending.likely_end(config, stages, step) {
             progress.done(step, Ahead { end, left: self.ending.left(config, stages, step) });
         }
-        if let Some(seconds) = self.ending.tell(config, stages, step) {
+        let before = self.ending.predicted;
+        let told = self.ending.tell(config, stages, step);
+        let expected = self.ending.predicted.filter(|_| self.ending.predicted != before);
+        self.energy.pass(expected, &mut self.session);
+        if let Some(seconds) = told {
             let speed = self.stages[self.stage(step).0].step_tokens() as f64
                 / self.ending.costs.of_step(self.stage(step).0).unwrap_or(f64::INFINITY);
             progress.tell(seconds, speed);
@@ -503,6 +511,7 @@ impl<'a> Trainer<'a> {
     /// [`TrainError`].
     pub fn run(mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(Outcome, Session), TrainError> {
         self.ending.start();
+        self.energy.restart(&mut self.session);
         let before = self.state.tokens;
         self.saved = Instant::now();
         let busy = self.busy();
@@ -583,6 +592,8 @@ impl<'a> Trainer<'a> {
             impatient: self.is_out_of_patience(),
             seconds,
             predicted: self.ending.predicted,
+            joules: self.energy.joules(&mut self.session),
+            predicted_joules: self.energy.predicted(),
             parts: self.ending.costs.parts(),
             timed: self.ending.timed().map(|timed| timed.seconds),
             tokens: self.state.tokens,

@@ -115,6 +115,7 @@ never! {
     clear() -> Result<(), CudaError>;
     end_recording(u64, Result<(), OperationError>) -> Result<(), CudaError>;
     join(&SharedPeers) -> Result<(), CudaError>;
+    joules() -> Option<f64>;
     name_outside(&'static str) -> Result<(), CudaError>;
     next_step() -> Result<(), CudaError>;
     outside() -> &[(&'static str, u64)];

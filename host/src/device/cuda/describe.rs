@@ -49,7 +49,7 @@ pub(super) fn gpu(device: Device) -> Result<Gpu, CudaError> {
 }
 
 /// An attribute that cust has no name for.
-fn attribute(device: Device, which: cust::sys::CUdevice_attribute) -> Result<i32, CudaError> {
+pub(super) fn attribute(device: Device, which: cust::sys::CUdevice_attribute) -> Result<i32, CudaError> {
     let mut value = 0;
     // SAFETY: a place for one integer.
     let code = unsafe { cust::sys::cuDeviceGetAttribute(&mut value, which, device.as_raw()) };

@@ -1,6 +1,8 @@
 //! The GPU, its one allocation, copies in and out, and launches.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
+use std::ffi::CString;
 
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
@@ -12,6 +14,7 @@ use cust::module::Module;
 use cust::stream::{Stream, StreamFlags};
 
 use super::describe;
+use super::energy::Counter;
 use super::error::CudaError;
 use super::graph::Graph;
 use super::pointwise::carry::Carries;
@@ -93,6 +96,9 @@ pub struct Cuda {
     pub(super) cache: u64,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
+    /// Where it is on its bus, and the counter of its energy once somebody reads it.
+    address: CString,
+    counter: OnceCell<Option<Counter>>,
     /// Bytes of the GPU outside the arena, each with its name, as measured.
     outside: Vec<(&'static str, u64)>,
     /// Released last.
@@ -177,6 +183,8 @@ impl Cuda {
             long_sequence: super::room::attention::LONG,
             cache,
             warnings,
+            address: super::energy::address(device)?,
+            counter: OnceCell::new(),
             outside,
             _context: context,
         })
@@ -227,6 +235,11 @@ impl Cuda {
     /// What the driver says.
     pub fn used(&self) -> Result<u64, CudaError> {
         used()
+    }
+
+    /// Joules that the board took since the driver was loaded; nothing where it does not count them.
+    pub fn joules(&mut self) -> Option<f64> {
+        self.counter.get_or_init(|| Counter::of(&self.address)).as_ref()?.joules()
     }
 
     /// Bytes of the GPU outside the arena, each with its name, as measured.

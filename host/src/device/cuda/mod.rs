@@ -14,6 +14,7 @@
 //!   as neurons read them and as products do (`streams`);
 //! - `product`: the matrix product, by cublasLt (`blas`, its algorithms chosen in `tuning`) or by our own tiled kernel;
 //! - `describe`: what is there and what is missing (`description`), before anything is opened;
+//! - `energy`: what the board takes, where the driver counts it;
 //! - `absent`: what stands here in a build without the feature `cuda`;
 //! - the rest: one file an operation, in the folders of the core's `ops` and of `kernels/cuda`.
 //!
@@ -28,6 +29,7 @@ mod describe;
 mod description;
 mod device;
 mod embedding;
+mod energy;
 mod error;
 mod fused;
 mod graph;

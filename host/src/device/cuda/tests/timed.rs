@@ -1,5 +1,7 @@
 //! Programs with marks between their operations.
 
+use std::time::{Duration, Instant};
+
 use capful_core::device::{Device as _, Op};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{Carry, Gelu};
@@ -48,4 +50,16 @@ fn a_timed_replay_computes_what_the_operations_do_and_times_each() {
     let (plain, timed) = (run(false), run(true));
     assert!(plain == timed);
     assert!(plain[5] != plain[4]);
+}
+
+/// The stand-in takes 100 W; a GPU some tens to some hundreds.
+#[test]
+fn a_board_counts_what_it_takes() {
+    let scratch = Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1, 1, 0, 1] };
+    let mut gpu = open(4096, scratch, 64);
+    let watts = if gpu.gpu == "CPU stand-in" { 98.0..102.0 } else { 10.0..3000.0 };
+    let (begun, before) = (Instant::now(), gpu.joules().expect("a counter"));
+    std::thread::sleep(Duration::from_millis(500));
+    let (joules, seconds) = (gpu.joules().expect("a counter") - before, begun.elapsed().as_secs_f64());
+    assert!(watts.contains(&(joules / seconds)), "{joules} J in {seconds} s");
 }

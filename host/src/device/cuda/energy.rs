@@ -1,0 +1,92 @@
+//! The counter of energy that the driver's management library (NVML) keeps for a GPU. The functions are those of nvml.h.
+
+use std::ffi::{CString, c_char, c_void};
+use std::ptr;
+
+use cust::device::Device;
+use cust::sys::CUdevice_attribute_enum as Attribute;
+use libloading::Library;
+
+use super::describe::attribute;
+use super::error::CudaError;
+
+/// Installed with the driver.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+
+type Handle = *mut c_void;
+type Status = i32;
+type ByAddressFn = unsafe extern "C" fn(*const c_char, *mut Handle) -> Status;
+type EnergyFn = unsafe extern "C" fn(Handle, *mut u64) -> Status;
+type PlainFn = unsafe extern "C" fn() -> Status;
+
+/// The counter of one GPU.
+pub struct Counter {
+    energy: EnergyFn,
+    shutdown: PlainFn,
+    gpu: Handle,
+    _library: Library,
+}
+
+/// Where a GPU is on its bus, as the library writes it.
+pub fn address(device: Device) -> Result<CString, CudaError> {
+    let [domain, bus, slot] = [
+        Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
+        Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
+        Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID,
+    ]
+    .map(|which| attribute(device, which));
+    Ok(CString::new(format!("{:08x}:{:02x}:{:02x}.0", domain?, bus?, slot?)).unwrap_or_default())
+}
+
+/// The library. A stand-in for the driver brings its own: the real one knows no GPU of its.
+fn open() -> Option<Library> {
+    // SAFETY: loaded already.
+    let driver = unsafe { Library::new(capful_driver::load().ok()?) }.ok()?;
+    // SAFETY: only whether it has the function is asked.
+    match unsafe { driver.get::<PlainFn>(b"nvmlInit_v2\0") }.is_ok() {
+        true => Some(driver),
+        // SAFETY: NVIDIA's library; its initialisers are its own.
+        false => unsafe { Library::new(LIBRARY) }.ok(),
+    }
+}
+
+impl Counter {
+    /// That of the GPU at `address`; nothing where there is no library, or the GPU has no counter.
+    pub fn of(address: &CString) -> Option<Counter> {
+        let library = open()?;
+        macro_rules! function {
+            ($type:ty, $name:literal) => {
+                // SAFETY: declared above as in nvml.h.
+                *unsafe { library.get::<$type>($name) }.ok()?
+            };
+        }
+        let init = function!(PlainFn, b"nvmlInit_v2\0");
+        let shutdown = function!(PlainFn, b"nvmlShutdown\0");
+        let find = function!(ByAddressFn, b"nvmlDeviceGetHandleByPciBusId_v2\0");
+        let energy = function!(EnergyFn, b"nvmlDeviceGetTotalEnergyConsumption\0");
+        // SAFETY: takes nothing.
+        if unsafe { init() } != 0 {
+            return None;
+        }
+        // From here on the library is shut down when the counter is dropped.
+        let mut counter = Counter { energy, shutdown, gpu: ptr::null_mut(), _library: library };
+        // SAFETY: a string, and a place for one handle.
+        let found = unsafe { find(address.as_ptr(), &mut counter.gpu) };
+        (found == 0 && counter.joules().is_some()).then_some(counter)
+    }
+
+    /// Joules that the board took since the driver was loaded.
+    pub fn joules(&self) -> Option<f64> {
+        let mut millijoules = 0;
+        // SAFETY: a handle of the library's, and a place for one number.
+        let read = unsafe { (self.energy)(self.gpu, &mut millijoules) };
+        (read == 0).then_some(millijoules as f64 / 1e3)
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        // SAFETY: takes nothing; it was started once for this counter.
+        unsafe { (self.shutdown)() };
+    }
+}
