@@ -1,6 +1,7 @@
 //! The commands, a file each.
 
 mod bench;
+mod calibrate;
 mod card;
 mod chat;
 mod completions;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::json;
 
+use super::calibrate::calibrate;
 use super::output::{in_columns, say, tell};
 use super::{Failure, RunFlags, request, work};
 use crate::config::{Config, Found, Order, Precision, RawConfig, Span, human_bytes};
@@ -13,7 +14,7 @@ use crate::device::AnyProfile;
 use crate::plan::Plan;
 use crate::run::Session;
 use crate::run::bench::Bench;
-use crate::run::course::{grouped, lasting, short};
+use crate::run::course::{counted, grouped, lasting, short as abbreviated};
 use crate::suggest::{Candidate, Means, Shape, Tokens};
 
 /// Flags of `host suggest`.
@@ -21,6 +22,9 @@ use crate::suggest::{Candidate, Means, Shape, Tokens};
 pub struct Suggest {
     #[command(flatten)]
     flags: RunFlags,
+    /// Trains the best candidates on the text itself for so long in all, the better half of them longer, and chooses by that
+    #[arg(long, help_heading = "Run", value_name = "SPAN")]
+    calibrate: Option<Span>,
     /// JSON on standard output
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -40,24 +44,32 @@ const ROWS: usize = 6;
 
 impl Suggest {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let found = find(self.flags.written()?)?;
-        let Suggestion { time, candidates, measured } = &found;
+        let found = find_by(self.flags.written()?, self.calibrate)?;
+        let Suggestion { time, candidates, measured, short } = &found;
         let (best, command) = (found.best(), found.command());
         if self.json {
             let rows: Vec<_> = distinct(candidates).take(ROWS).map(as_json).collect();
-            return say!("{}", json!({ "command": command, "measured": measured, "candidates": rows }));
+            return say!(
+                "{}",
+                json!({ "command": command, "measured": measured, "calibrated": short, "candidates": rows })
+            );
         }
         let text = best.tokens;
         say!(
             "a text of about {} tokens ({:.2} bytes each), {} on {}",
-            short(text.unique as u64),
+            abbreviated(text.unique as u64),
             text.bytes,
             Span(*time),
             best.config.device
         )?;
         table(candidates).iter().try_for_each(|line| say!("{line}"))?;
         say!(
-            "bits a byte of a text like English technical prose; others end at 0.6 to 1.3 times that, in much the same order"
+            "{}",
+            match short {
+                0 => "bits a byte of a text like English technical prose; others end at 0.6 to 1.3 times that, in much the same order"
+                    .to_owned(),
+                runs => format!("bits a byte of this text, by {}, give or take 8 %", counted(*runs as u64, "short run")),
+            }
         )?;
         found.enough().map_or(Ok(()), |line| say!("{line}"))?;
         say!("\n{command}")
@@ -72,6 +84,8 @@ pub(super) struct Suggestion {
     candidates: Vec<Candidate>,
     /// How many of them were measured.
     measured: usize,
+    /// Short runs on the text.
+    short: usize,
 }
 
 impl Suggestion {
@@ -105,6 +119,11 @@ impl Suggestion {
 
 /// Looks for the run that ends lowest with what was `written`.
 pub(super) fn find(written: RawConfig) -> Result<Suggestion, Failure> {
+    find_by(written, None)
+}
+
+/// The same, by short runs of so long in all.
+fn find_by(written: RawConfig, calibrated: Option<Span>) -> Result<Suggestion, Failure> {
     if written.data.as_deref().is_none_or(|data| data == "tales") {
         return Err(request("name a text of your own with --data: what is suggested depends on how long it is"));
     }
@@ -123,7 +142,14 @@ pub(super) fn find(written: RawConfig) -> Result<Suggestion, Failure> {
     let pace = if elsewhere { 1.0 } else { pace(&means)? };
     let mut candidates = means.candidates(pace)?;
     let measured = if elsewhere { 0 } else { measure(&mut candidates, &means)? };
-    Ok(Suggestion { time, candidates, measured })
+    let short = match calibrated {
+        None => 0,
+        Some(_) if elsewhere => {
+            return Err(request("--calibrate trains here, and --gpu names a GPU that need not be here; give --device"));
+        }
+        Some(Span(span)) => calibrate(&mut candidates, &means, span)?,
+    };
+    Ok(Suggestion { time, candidates, measured, short })
 }
 
 /// The best of each shape, for programs.
@@ -154,7 +180,7 @@ fn table(candidates: &[Candidate]) -> Vec<String> {
         [
             format!("{:.3}", c.bits),
             format!("{} × {}", c.shape.layers, c.shape.width),
-            short(c.params),
+            abbreviated(c.params),
             grouped(c.config.vocab_size().into()),
             format!("{} × {}", c.config.batch_size, c.config.seq_len),
             c.raw.lr.map_or(String::new(), |lr| format!("{lr:e}")),
@@ -228,7 +254,7 @@ fn tokenizers(written: &RawConfig, found: &Found) -> Result<Vec<Tokens>, Failure
 }
 
 /// The first candidate of each shape.
-fn distinct(all: &[Candidate]) -> impl Iterator<Item = &Candidate> {
+pub(super) fn distinct(all: &[Candidate]) -> impl Iterator<Item = &Candidate> {
     let mut seen: Vec<Shape> = Vec::new();
     all.iter().filter(move |candidate| {
         let new = !seen.contains(&candidate.shape);

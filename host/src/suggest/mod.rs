@@ -1,15 +1,16 @@
 //! From what somebody has, bytes, seconds, a text and a machine, to the run that ends lowest with it.
 //!
-//! - `law`: the loss that a run ends at;
+//! - `law`: the loss that a run ends at; `anchor`: what a text adds to it, by short runs;
 //! - `shapes`: the models that are tried;
 //! - here: every candidate that fits, with what it takes and what will come of it.
 
+pub mod anchor;
 pub mod law;
 mod shapes;
 
 use crate::config::{BatchSize, Config, ConfigError, Found, ModelConfig, RawConfig, Span};
 use crate::plan::{Machine, Plan};
-use law::Course;
+use law::{Course, PROSE, Text};
 pub use shapes::Shape;
 
 /// Tokens of a step that are tried.
@@ -30,7 +31,7 @@ const TUNED: f64 = 0.6;
 /// The most passes that it was fitted to.
 const MOST_PASSES: f64 = 8.0;
 /// The fewest steps of a run whose loss the law knows, at the highest rate.
-const FEWEST: f64 = 225.0;
+pub const FEWEST: f64 = 225.0;
 
 /// A tokenizer and what it makes of the text.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,8 +79,12 @@ pub struct Candidate {
     pub steps: u64,
     /// Whether they take all of the time.
     pub whole: bool,
-    /// Bits a byte that it ends at, of a text like that of the law's fit.
+    /// Bits a byte that it ends at: of a text like that of the law's fit, until it is told of another.
     pub bits: f64,
+    /// What the text adds to the law.
+    pub text: Text,
+    /// By how much it ends above what the law says, by runs of its own.
+    pub own: f64,
     /// Whether its step was measured.
     pub is_measured: bool,
     /// Whether its rate was written.
@@ -87,8 +92,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// The course of its training.
-    fn course(&self, steps: f64) -> Course {
+    /// The course of a training of so many steps.
+    pub fn course(&self, steps: f64) -> Course {
         let step = self.config.tokens_per_step() as f64;
         Course {
             matrices: self.shape.matrices(),
@@ -107,14 +112,28 @@ impl Candidate {
         let most = (seconds / self.step_seconds).floor();
         let ends = (0..PARTS).map(|n| SHORTER.powi(n)).map(|part| (part, (part * most).floor()));
         let ends = ends.filter(|(part, steps)| *part == 1.0 || *steps >= FEWEST);
-        let bits = ends.map(|(part, steps)| (self.course(steps.max(1.0)).bits(law::PROSE), part, steps));
+        let bits = ends.map(|(part, steps)| (self.own * self.course(steps.max(1.0)).bits(self.text), part, steps));
         let (bits, part, steps) = bits.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((f64::INFINITY, 1.0, most));
         // What the law does not know is worse than it says.
         self.bits = if steps < FEWEST { bits * (FEWEST / steps.max(1.0)).powf(0.3) } else { bits };
         (self.steps, self.whole) = (steps as u64, part == 1.0);
-        if !self.rate_is_given {
-            self.raw.lr = Some(round(RATE * rate(steps)));
-        }
+        self.raw.lr = self.lr(steps);
+    }
+
+    /// The learning rate for so many steps, or that which was written.
+    fn lr(&self, steps: f64) -> Option<f64> {
+        if self.rate_is_given { self.raw.lr } else { Some(round(RATE * rate(steps))) }
+    }
+
+    /// What trains it for so many steps, with what was written.
+    pub fn short(&self, steps: u64) -> RawConfig {
+        RawConfig { time: None, steps: Some(steps), lr: self.lr(steps as f64), ..self.raw.clone() }
+    }
+
+    /// Takes what is known of the text and of runs of its own.
+    pub fn anchored(&mut self, text: Text, own: f64, seconds: f64) {
+        (self.text, self.own) = (text, own);
+        self.choose(seconds);
     }
 
     /// Takes the measured seconds of a step for those that were expected.
@@ -158,7 +177,7 @@ pub fn expected_bits(config: &Config, unique: u64, bytes: f64) -> Option<f64> {
         length: f64::from(config.seq_len),
         rate,
     };
-    Some(course.bits(law::PROSE))
+    Some(course.bits(PROSE))
 }
 
 /// The rate over the preset's that so many steps want: docs/scaling.md.
@@ -248,6 +267,8 @@ impl Means<'_> {
             steps: 0,
             whole: true,
             bits,
+            text: PROSE,
+            own: 1.0,
             is_measured: false,
             rate_is_given: self.written.lr.is_some(),
         };
