@@ -147,4 +147,4 @@ def read(path):
 
 def usable(r):
     """What the law is fitted on: enough movement, not too many epochs, no dropout."""
-    return "bpb" in r and work(r) >= 899 and r["epochs"] <= 8.5 and not r["dropout"]
+    return "bpb" in r and work(r) >= 899 and r["epochs"] <= 14.5 and not r["dropout"]

@@ -18,6 +18,8 @@ use crate::suggest::{Candidate, FEWEST, Means, Shape};
 
 /// Seconds that a short run takes beside its steps, on a CPU and on a GPU, where several share it.
 const BESIDE: [f64; 2] = [1.5, 4.0];
+/// The part of its seconds that a run has steps for: a machine that becomes slower is to end it too.
+const SHARE: f64 = 0.9;
 /// Runs that share a GPU: while one starts, others train.
 const SIDE_BY_SIDE: u64 = 3;
 /// Tokens of held-out text by which short runs are compared.
@@ -48,7 +50,7 @@ pub(super) fn calibrate(candidates: &mut [Candidate], means: &Means<'_>, span: f
     // Of the first `n`, the slowest.
     let least = |n: usize| {
         let slowest = best.iter().take(n).map(|candidate| candidate.step_seconds).fold(0.0, f64::max);
-        beside + FEWEST * slowest
+        beside + FEWEST * slowest / SHARE
     };
     let all = rungs(span, best.len(), least).ok_or_else(|| {
         request(format_args!(
@@ -125,7 +127,7 @@ impl Room<'_> {
     fn train(&self, chosen: &[Candidate], number: usize, rung: Rung) -> Result<Vec<Run>, Failure> {
         let mut runs = Vec::with_capacity(chosen.len());
         for candidate in chosen {
-            let steps = ((rung.seconds - self.beside) / candidate.step_seconds).max(1.0) as u64;
+            let steps = (SHARE * (rung.seconds - self.beside) / candidate.step_seconds).max(1.0) as u64;
             let steps = steps.min(candidate.steps.max(1));
             let raw = RawConfig {
                 eval_every: Some(0),

@@ -11,9 +11,8 @@ pub struct Shape {
     pub width: u32,
 }
 
-/// Layers and widths, from the smallest.
-const SHAPES: [[u32; 2]; 17] = [
-    [2, 64],
+/// Layers and widths, from the smallest that the law knows.
+const SHAPES: [[u32; 2]; 16] = [
     [4, 64],
     [4, 96],
     [4, 128],
