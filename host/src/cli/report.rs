@@ -71,10 +71,9 @@ pub(super) fn report(
     }
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
     let bits = outcome.score.bits_per_byte(corpus.tokenizer.as_ref());
-    let done = Config { steps: outcome.steps, ..config.clone() };
     let unique = corpus.shards().and_then(|_| corpus.training_tokens().ok());
     let each = validation.bytes() as f64 / validation.targets().max(1) as f64;
-    let expected = bits.and(unique).and_then(|unique| expected_bits(&done, unique, each));
+    let expected = bits.and(unique).and_then(|unique| expected_bits(config, outcome.steps, unique, each));
     if json {
         let line = json!({
             "done": true,
