@@ -15,6 +15,7 @@ use super::rehearsal::Rehearsed;
 use crate::config::{Config, ConfigError, Span};
 use crate::data::validation::ValidationSet;
 use crate::ranks::{SharedPeers, share_numbers};
+use crate::suggest::ending::Steps;
 
 /// The part of the time by which the end may be off before it is moved.
 const OFF: f64 = 0.002;
@@ -126,6 +127,13 @@ impl Ending {
     /// Steps after which the run ends; more than it can have as long as that is not known.
     pub fn end(&self) -> u64 {
         self.end.unwrap_or(u64::MAX)
+    }
+
+    /// How its steps lie, once their number is known; of a run that ends on time that may still move a little.
+    pub fn steps(&self) -> Option<Steps> {
+        let fall = self.deadline.as_ref().and_then(|deadline| deadline.fall);
+        let stable = fall.map_or(self.schedule.stable_until(), |fall| fall.begun);
+        Some(Steps { all: self.end?, stable })
     }
 
     /// The learning rate of the step after `step` others, before its stage's factor.

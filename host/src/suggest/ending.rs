@@ -24,14 +24,19 @@ const KEPT: usize = 128;
 #[derive(Debug, Clone, Default)]
 pub struct Curve {
     points: heapless::Vec<(u64, f64), KEPT>,
+    /// The last that was added, and how many that were.
+    last: Option<u64>,
     seen: u64,
     /// One of so many is kept, as a power of 2.
     halved: u32,
 }
 
 impl Curve {
-    /// Adds the next evaluation.
+    /// Adds the next evaluation; that of the same step again is no other.
     pub fn add(&mut self, step: u64, bits: f64) {
+        if self.last.replace(step) == Some(step) {
+            return;
+        }
         let number = self.seen;
         self.seen += 1;
         if self.points.is_full() {
@@ -88,6 +93,13 @@ pub struct Expected {
     pub bits: f64,
     /// Twice the error of such predictions below it, and above it.
     pub between: [f64; 2],
+}
+
+impl Expected {
+    /// Half of what lies between.
+    pub fn off(&self) -> f64 {
+        (self.between[1] - self.between[0]) / 2.0
+    }
 }
 
 /// What is known at an evaluation.
@@ -253,7 +265,7 @@ mod tests {
     fn of_many_evaluations_enough_are_kept() {
         let mut curve = Curve::default();
         for step in 1..=100_000u64 {
-            curve.add(step, 1.0 / step as f64);
+            (0..2).for_each(|_| curve.add(step, 1.0 / step as f64));
             if step > 10 {
                 let (before, bits) = curve.before(step).unwrap();
                 assert_eq!(bits, 1.0 / before as f64);
