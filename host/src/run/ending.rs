@@ -354,8 +354,11 @@ mod tests {
         for decay in [0.1, 0.25, 0.6] {
             let config = config(&format!("decay = {decay}"));
             let mut run = Simulated::new(config.clone(), None, 20.0);
+            assert_eq!(run.ending.steps(), None, "not before it falls");
             let (rates, seconds) = run.run(|_| 0.5);
             assert!((seconds - TIME).abs() < 0.01 * TIME, "{decay}: {seconds}");
+            let all = rates.len() as u64;
+            assert_eq!(run.ending.steps(), Some(Steps { all, stable: config.decays_after(all) }));
             let alike = Config { steps: rates.len() as u64, time: None, ..config };
             let expected: Vec<f64> = (0..alike.steps).map(|step| alike.lr_schedule().rate(step)).collect();
             assert!(rates == expected, "{decay}: {} steps", alike.steps);

@@ -70,3 +70,66 @@ impl Outlook {
         self.first
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::config::RawConfig;
+    use crate::run::costs;
+    use crate::run::metrics::Metrics;
+
+    const TEXT: (u64, f64) = (20_000_000, 3.4);
+
+    fn metrics(step: u64, bits: f64, expected_end: Option<Expected>) -> EvalMetrics {
+        EvalMetrics {
+            step,
+            val_loss: 2.0 * bits,
+            val_loss_se: None,
+            val_tokens: 9,
+            val_bits_per_byte: Some(bits),
+            val_loss_averaged: None,
+            train_loss: None,
+            rose: 0,
+            expected_end,
+        }
+    }
+
+    /// Of the evaluations of a run so far.
+    fn outlook(all: &[EvalMetrics], end: u64) -> Outlook {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = Metrics::open(dir.path(), 0).unwrap();
+        all.iter().for_each(|one| file.evaluation(one).unwrap());
+        Outlook::of(TEXT, dir.path(), u64::MAX, end).unwrap()
+    }
+
+    #[test]
+    fn the_first_from_half_on_is_kept_and_none_of_a_shorter_run() {
+        let end = |bits| Some(Expected { bits, between: [1.0, 2.0] });
+        let all = [metrics(300, 2.0, None), metrics(500, 1.9, end(1.5)), metrics(600, 1.8, end(1.6))];
+        for (steps, first) in [(1000, Some((500, 1.5))), (1001, Some((600, 1.6))), (1201, None), (u64::MAX, None)] {
+            let found = outlook(&all, steps).first().map(|(step, expected)| (step, expected.bits));
+            assert_eq!(found, first, "{steps}");
+        }
+    }
+
+    #[test]
+    fn it_is_of_runs_of_the_recipe() {
+        let expected = |text: &str| {
+            let config = Config::resolve(toml::from_str::<RawConfig>(text).unwrap()).unwrap();
+            let costs =
+                costs::Expected { steps: vec![1.0], evaluation: (4, Some(1.0)), evaluation_tokens: 1, save_bytes: 1 };
+            let ending = Ending::new(&config, None, costs, Instant::now());
+            outlook(&[metrics(600, 2.0, None)], 2000).expected(&config, &ending, &metrics(1000, 1.9, None))
+        };
+        let quick = "preset = 'quick-14m'\nsteps = 2000\nbatch_size = 8";
+        let found = expected(quick).unwrap();
+        assert!(found.bits < 1.9 && found.between[0] < found.bits && found.bits < found.between[1], "{found:?}");
+        assert_eq!(found.bits, written(found.bits));
+        for other in ["schedule = 'cosine'", "decay_shape = 'sqrt'", "lr_end = 0.1", "dropout = 0.1", "lr = 1e-4"] {
+            assert_eq!(expected(&format!("{quick}\n{other}")), None, "{other}");
+        }
+        assert_eq!(expected("preset = 'pythia-14m'\nsteps = 2000\nschedule = 'wsd'\nlr_end = 0.0"), None);
+    }
+}
