@@ -17,6 +17,8 @@ use crate::plan::memory;
 use crate::run::checkpoint;
 use crate::run::energy;
 use crate::run::outcome::Outcome;
+use crate::run::outlook::of_text;
+use crate::suggest::ending::Expected;
 use crate::suggest::expected_bits;
 
 /// A run that waits for text for more than this share of its time is told so.
@@ -72,10 +74,8 @@ pub(super) fn report(
     }
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
     let bits = outcome.score.bits_per_byte(corpus.tokenizer.as_ref());
-    let done = Config { steps: outcome.steps, ..config.clone() };
-    let unique = corpus.shards().and_then(|_| corpus.training_tokens().ok());
-    let each = validation.bytes() as f64 / validation.targets().max(1) as f64;
-    let expected = bits.and(unique).and_then(|unique| expected_bits(&done, unique, each));
+    let text = bits.and_then(|_| of_text(corpus, validation));
+    let expected = text.and_then(|(unique, each)| expected_bits(config, outcome.steps, unique, each));
     if json {
         let line = json!({
             "done": true,
@@ -89,6 +89,7 @@ pub(super) fn report(
             "floor": floor,
             "bits_per_byte": bits,
             "expected_bits_per_byte": expected,
+            "predicted_bits_per_byte": outcome.predicted_end.map(|(_, expected)| expected.bits),
             "baselines": baselines,
             "seconds": outcome.seconds,
             "predicted_seconds": outcome.predicted,
@@ -137,7 +138,9 @@ pub(super) fn report(
         say!("{}", within(&line, &io::stdout()))?;
         say!("  {}", against(loss, [*unigram, *bigram, *trigram, *fourgram]))?;
     }
-    for line in endings(config, dir, outcome).into_iter().chain(times(config, outcome)).chain(energy(outcome)) {
+    let ends = predicted(bits, outcome);
+    let lines = endings(config, dir, outcome).into_iter().chain(ends).chain(times(config, outcome)).chain(energy(outcome));
+    for line in lines {
         say!("  {line}")?;
     }
     say!(
@@ -181,6 +184,20 @@ fn endings(config: &Config, dir: &Path, outcome: &Outcome) -> Vec<String> {
         lines.push(format!("lowest validation loss {:.4} after step {}: {kept}", best.val_loss, best.step));
     }
     lines
+}
+
+/// The loss that was predicted first from half of the run on, beside what came; not where the run ended before its last step.
+fn predicted(bits: Option<f64>, outcome: &Outcome) -> Option<String> {
+    let (step, Expected { bits: predicted, .. }) = outcome.predicted_end.filter(|_| outcome.steps == outcome.end)?;
+    let bits = bits?;
+    let part = match (100.0 * step as f64 / outcome.end.max(1) as f64).round() {
+        50.0 => "half".to_owned(),
+        part => format!("{part:.0} %"),
+    };
+    Some(format!(
+        "predicted {predicted:.3} bits a byte at {part} of it, {bits:.3} when it ended ({:+.1} %)",
+        100.0 * (bits / predicted - 1.0)
+    ))
 }
 
 /// How long it took beside what was told or wanted.

@@ -15,6 +15,7 @@ use super::rehearsal::Rehearsed;
 use crate::config::{Config, ConfigError, Span};
 use crate::data::validation::ValidationSet;
 use crate::ranks::{SharedPeers, share_numbers};
+use crate::suggest::ending::Steps;
 
 /// The part of the time by which the end may be off before it is moved.
 const OFF: f64 = 0.002;
@@ -126,6 +127,13 @@ impl Ending {
     /// Steps after which the run ends; more than it can have as long as that is not known.
     pub fn end(&self) -> u64 {
         self.end.unwrap_or(u64::MAX)
+    }
+
+    /// How its steps lie, once their number is known; of a run that ends on time that may still move a little.
+    pub fn steps(&self) -> Option<Steps> {
+        let fall = self.deadline.as_ref().and_then(|deadline| deadline.fall);
+        let stable = fall.map_or(self.schedule.stable_until(), |fall| fall.begun);
+        Some(Steps { all: self.end?, stable })
     }
 
     /// The learning rate of the step after `step` others, before its stage's factor.
@@ -346,8 +354,11 @@ mod tests {
         for decay in [0.1, 0.25, 0.6] {
             let config = config(&format!("decay = {decay}"));
             let mut run = Simulated::new(config.clone(), None, 20.0);
+            assert_eq!(run.ending.steps(), None, "not before it falls");
             let (rates, seconds) = run.run(|_| 0.5);
             assert!((seconds - TIME).abs() < 0.01 * TIME, "{decay}: {seconds}");
+            let all = rates.len() as u64;
+            assert_eq!(run.ending.steps(), Some(Steps { all, stable: config.decays_after(all) }));
             let alike = Config { steps: rates.len() as u64, time: None, ..config };
             let expected: Vec<f64> = (0..alike.steps).map(|step| alike.lr_schedule().rate(step)).collect();
             assert!(rates == expected, "{decay}: {} steps", alike.steps);

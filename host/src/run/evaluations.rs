@@ -71,7 +71,7 @@ struct File {
 }
 
 /// A loss in the decimals that it is written with: it is compared as it is read again.
-fn written(loss: f64) -> f64 {
+pub(super) fn written(loss: f64) -> f64 {
     (loss * 1e6).round() / 1e6
 }
 

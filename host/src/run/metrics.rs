@@ -12,6 +12,7 @@ use super::gauges::Readings;
 use super::speed::Speed;
 use super::tensorboard;
 use crate::digest::{self, Digest};
+use crate::suggest::ending::Expected;
 use crate::{disk, regular};
 
 /// One logged step.
@@ -56,6 +57,8 @@ pub struct EvalMetrics {
     pub train_loss: Option<f64>,
     /// How many evaluations in a row were higher than the one before while the training loss was lower.
     pub rose: u32,
+    /// Where the run will end, in bits a byte, where that can be told.
+    pub expected_end: Option<Expected>,
 }
 
 impl EvalMetrics {
@@ -64,7 +67,7 @@ impl EvalMetrics {
         let val_loss = self.val_loss_averaged?;
         // Both are of the same tokens and bytes.
         let val_bits_per_byte = self.val_bits_per_byte.map(|bits| bits * (val_loss / self.val_loss));
-        Some(EvalMetrics { val_loss, val_loss_se: None, val_bits_per_byte, ..self })
+        Some(EvalMetrics { val_loss, val_loss_se: None, val_bits_per_byte, expected_end: None, ..self })
     }
 
     /// The validation loss above the training loss, where both are known.
@@ -114,8 +117,8 @@ impl EvalMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, val_loss, val_loss_se, val_tokens, val_bits_per_byte, val_loss_averaged, train_loss, rose } =
-            self;
+        let Self { step, val_loss, val_loss_se, val_tokens, val_bits_per_byte, .. } = self;
+        let Self { val_loss_averaged, train_loss, rose, expected_end, .. } = self;
         let _ = write!(line, "{{\"step\":{step},\"val_loss\":{val_loss:.6}");
         if let Some(error) = val_loss_se {
             let _ = write!(line, ",\"val_loss_se\":{error:.6}");
@@ -134,10 +137,17 @@ impl EvalMetrics {
         if *rose > 0 {
             let _ = write!(line, ",\"rose\":{rose}");
         }
+        if let Some(Expected { bits, between: [low, high] }) = expected_end {
+            let _ = write!(line, ",\"{EXPECTED}\":{bits:.6},\"{BETWEEN}\":[{low:.6},{high:.6}]");
+        }
         let _ = line.push_str("}\n");
         line
     }
 }
+
+/// Where the run will end, and the ends of the interval.
+const EXPECTED: &str = "expected_end_bits_per_byte";
+const BETWEEN: &str = "expected_end_between";
 
 /// The file of lines.
 pub const LINES: &str = "metrics.jsonl";
@@ -233,7 +243,11 @@ impl Metrics {
         }
         self.line(&m.json())?;
         self.scalars(m.step, &[("validation/loss", m.val_loss)])?;
-        let some = [("validation/loss_averaged", m.val_loss_averaged), ("validation/gap", m.gap())];
+        let some = [
+            ("validation/loss_averaged", m.val_loss_averaged),
+            ("validation/gap", m.gap()),
+            ("validation/expected_end_bits", m.expected_end.map(|expected| expected.bits)),
+        ];
         some.iter().filter_map(|(tag, value)| Some((*tag, (*value)?))).try_for_each(|one| self.scalars(m.step, &[one]))
     }
 
@@ -255,13 +269,23 @@ fn now() -> f64 {
 /// # Errors
 /// A file that cannot be read.
 pub fn last_evaluation(run: &Path, step: u64) -> io::Result<Option<EvalMetrics>> {
+    Ok(evaluations(run, step)?.pop())
+}
+
+/// The evaluations of a run's metrics up to `step`, in order.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn evaluations(run: &Path, step: u64) -> io::Result<Vec<EvalMetrics>> {
     let path = run.join(LINES);
     if !path.exists() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let text = regular::read_to_string(&path)?;
     let evaluation = |line: &str| {
         let value: serde_json::Value = serde_json::from_str(line).ok()?;
+        let (between, bits) = (&value[BETWEEN], value[EXPECTED].as_f64());
+        let expected = |bits| Some(Expected { bits, between: [between[0].as_f64()?, between[1].as_f64()?] });
         Some(EvalMetrics {
             step: value["step"].as_u64().filter(|of| *of <= step)?,
             val_loss: value["val_loss"].as_f64()?,
@@ -271,9 +295,10 @@ pub fn last_evaluation(run: &Path, step: u64) -> io::Result<Option<EvalMetrics>>
             val_loss_averaged: value["val_loss_averaged"].as_f64(),
             train_loss: value["train_loss"].as_f64(),
             rose: value["rose"].as_u64().unwrap_or(0) as u32,
+            expected_end: bits.and_then(expected),
         })
     };
-    Ok(text.lines().rev().find_map(evaluation))
+    Ok(text.lines().filter_map(evaluation).collect())
 }
 
 /// The training losses of a run's logged steps that are finite, in order.
@@ -386,6 +411,7 @@ mod tests {
             val_loss_averaged: None,
             train_loss: None,
             rose: 0,
+            expected_end: None,
         };
         let mut metrics = Metrics::open(dir.path(), 0).unwrap();
         metrics.step(&STEP).unwrap();
@@ -417,6 +443,7 @@ mod tests {
             val_loss_averaged: None,
             train_loss: None,
             rose: 0,
+            expected_end: None,
         };
         let mut metrics = Metrics::open(dir.path(), 0).unwrap();
         metrics.evaluation(&one).unwrap();
@@ -424,13 +451,19 @@ mod tests {
             lines(dir.path())[0].get("train_loss").or(lines(dir.path())[0].get("val_loss_averaged")).is_none()
                 && !holds_tag(dir.path(), "validation/gap")
         );
+        let expected_end = Some(Expected { bits: 1.25, between: [1.234567, 1.265625] });
         let known = EvalMetrics { step: 7, val_loss_averaged: Some(1.5), train_loss: Some(1.75), rose: 2, ..one };
+        let known = EvalMetrics { expected_end, ..known };
         metrics.evaluation(&known).unwrap();
         let line = &lines(dir.path())[1];
         assert_eq!((&line["train_loss"], &line["rose"], known.gap()), (&1.75.into(), &2.into(), Some(0.25)));
         assert_eq!(line["val_loss_averaged"], 1.5);
-        assert!(["validation/gap", "validation/loss_averaged"].iter().all(|tag| holds_tag(dir.path(), tag)));
+        assert_eq!(line["expected_end_bits_per_byte"], 1.25);
+        let tags = ["validation/gap", "validation/loss_averaged", "validation/expected_end_bits"];
+        assert!(tags.iter().all(|tag| holds_tag(dir.path(), tag)));
         assert_eq!(last_evaluation(dir.path(), 9).unwrap(), Some(known));
+        assert_eq!(evaluations(dir.path(), 9).unwrap(), [one, known]);
+        assert_eq!(evaluations(dir.path(), 6).unwrap(), [one]);
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub mod metrics;
 pub mod moved;
 pub mod origin;
 pub mod outcome;
+pub mod outlook;
 pub mod profile;
 pub mod progress;
 mod rehearsal;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::evaluate::Score;
 use super::evaluations::Evaluation;
+use super::outlook::Predicted;
 use crate::allocations;
 
 /// What goes wrong while working, and how a run can end early.
@@ -58,6 +59,8 @@ pub struct Outcome {
     pub joules: Option<f64>,
     /// See [`Outcome::joules`].
     pub predicted_joules: Option<f64>,
+    /// Where it was predicted to end, first from half of it on, and after how many steps.
+    pub predicted_end: Option<Predicted>,
     /// Seconds of a step of the last stage, an evaluation and a save, where they were measured.
     pub parts: [Option<f64>; 3],
     /// Seconds of a run that ends on time, over all sessions, from the beginning of each command.

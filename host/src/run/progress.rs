@@ -17,6 +17,7 @@ use super::metrics::EvalMetrics;
 use super::status::{Status, wrapped};
 use crate::allocations::{self, Activity};
 use crate::plan::memory;
+use crate::suggest::ending::Expected;
 
 /// How often the line in a terminal is drawn, and how often the rest is looked after.
 const TURN: Duration = Duration::from_millis(250);
@@ -35,6 +36,8 @@ struct Logged {
     /// The same of the averages of the weights.
     averaged: Option<f64>,
     gap: Option<f64>,
+    /// Where the run will end, by the last evaluation.
+    end: Option<Expected>,
     /// The evaluation that was lowest, where all since were higher while the training loss fell.
     opened: Option<Evaluation>,
     skipped: u64,
@@ -94,6 +97,7 @@ impl Progress {
             val_loss: None,
             averaged: None,
             gap: None,
+            end: None,
             opened: None,
             skipped: 0,
             tokens_per_s: None,
@@ -134,17 +138,17 @@ impl Progress {
     /// Leaves the numbers of a logged step, of the stage of index `stage`, and how many steps were skipped so far.
     pub fn step(&self, step: u64, stage: usize, loss: f64, skipped: u64, tokens_per_s: f64) {
         let (loss, tokens_per_s) = (Some(loss), Some(tokens_per_s));
-        let (val_loss, averaged, gap, opened) = (None, None, None, None);
-        let logged = Logged { step, stage, loss, val_loss, averaged, gap, opened, skipped, tokens_per_s };
-        let Logged { val_loss, averaged, gap, .. } = self.shared.lock().now;
-        self.leave(logged, Logged { val_loss, averaged, gap, ..logged });
+        let (val_loss, averaged, gap, end, opened) = (None, None, None, None, None);
+        let logged = Logged { step, stage, loss, val_loss, averaged, gap, end, opened, skipped, tokens_per_s };
+        let Logged { val_loss, averaged, gap, end, .. } = self.shared.lock().now;
+        self.leave(logged, Logged { val_loss, averaged, gap, end, ..logged });
     }
 
-    /// Leaves the losses of an evaluation, and the lowest one where the validation loss rises since while the training loss
+    /// Leaves the losses of an evaluation with where the run will end, and the lowest one where the validation loss rises since while the training loss
     /// falls.
     pub fn evaluation(&self, metrics: &EvalMetrics, opened: Option<Evaluation>) {
         let (val_loss, averaged, gap) = (Some(metrics.val_loss), metrics.val_loss_averaged, metrics.gap());
-        let now = Logged { val_loss, averaged, gap, ..self.shared.lock().now };
+        let now = Logged { val_loss, averaged, gap, end: metrics.expected_end, ..self.shared.lock().now };
         // The mean that the gap is above.
         let logged = Logged { loss: metrics.train_loss, tokens_per_s: None, opened, ..now };
         self.leave(logged, now);
@@ -241,7 +245,7 @@ impl Reporter {
     }
 
     fn status(&self, logged: &Logged, ahead: &Ahead, all: bool) -> Status {
-        let Logged { step, stage, loss, val_loss, averaged, gap, skipped, tokens_per_s, .. } = *logged;
+        let Logged { step, stage, loss, val_loss, averaged, gap, end, skipped, tokens_per_s, .. } = *logged;
         Status {
             step,
             steps: ahead.end,
@@ -250,6 +254,7 @@ impl Reporter {
             val_loss,
             averaged,
             gap,
+            end: end.filter(|_| step < ahead.end),
             skipped,
             tokens_per_s,
             memory: memory::resident().zip(self.planned),

@@ -2,6 +2,7 @@
 
 use super::course::{grouped, lasting};
 use crate::config::human_bytes;
+use crate::suggest::ending::Expected;
 
 /// Columns between parts.
 const GAP: usize = 2;
@@ -22,6 +23,8 @@ pub(super) struct Status {
     pub averaged: Option<f64>,
     /// The validation loss above the mean training loss before it.
     pub gap: Option<f64>,
+    /// Where the run will end.
+    pub end: Option<Expected>,
     /// Steps that changed nothing.
     pub skipped: u64,
     pub tokens_per_s: Option<f64>,
@@ -34,7 +37,8 @@ pub(super) struct Status {
 impl Status {
     /// The parts from left to right, each with its rank: the highest is left away first.
     fn parts(&self) -> Vec<(u8, String)> {
-        let Status { step, steps, stage, loss, val_loss, averaged, gap, skipped, tokens_per_s, memory, left } = self;
+        let Status { step, steps, stage, loss, val_loss, averaged, gap, end, .. } = self;
+        let Status { skipped, tokens_per_s, memory, left, .. } = self;
         let parts = [
             (0, Some(format!("{}/{}", grouped(*step), grouped(*steps)))),
             (7, (!stage.is_empty()).then(|| stage.clone())),
@@ -42,6 +46,7 @@ impl Status {
             (5, val_loss.map(|loss| format!("val {loss:.3}"))),
             (6, averaged.map(|loss| format!("averaged {loss:.3}"))),
             (6, gap.map(|gap| format!("gap {gap:+.3}"))),
+            (6, end.map(|end| format!("ends at {:.3} ± {:.3} bits a byte", end.bits, end.off()))),
             (2, (*skipped > 0).then(|| format!("{skipped} skipped"))),
             (4, tokens_per_s.map(|speed| format!("{} tokens/s", grouped(speed as u64)))),
             (8, memory.map(|(used, planned)| format!("{} of {}", human_bytes(used), human_bytes(planned)))),
@@ -123,6 +128,7 @@ mod tests {
             val_loss: Some(3.5),
             averaged: None,
             gap: Some(0.0433),
+            end: None,
             skipped: 2,
             tokens_per_s: Some(10_941.4),
             memory: Some((81 << 20, 95 << 20)),
@@ -140,6 +146,9 @@ mod tests {
         );
         let below = Status { gap: Some(-0.25), ..full() };
         assert!(below.whole().contains("val 3.500  gap -0.250"), "{}", below.whole());
+        let end = Some(Expected { bits: 1.2345, between: [1.2, 1.3] });
+        let end = Status { end, ..full() };
+        assert!(end.whole().contains("gap +0.043  ends at 1.234 ± 0.050 bits a byte  2 skipped"));
         let averaged = Status { averaged: Some(3.25), ..full() };
         assert!(averaged.whole().contains("val 3.500  averaged 3.250  gap +0.043"), "{}", averaged.whole());
         let plain = Status { stage: String::new(), skipped: 0, gap: None, ..full() };

@@ -2,6 +2,7 @@
 
 mod evaluations;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 use capful_core::ops::Dropout;
 use capful_core::train::{Curriculum, Settings, Stage};
 
+use evaluations::Scores;
+
 use super::Session;
 use super::averages::Averaged;
 use super::checkpoint::{self, TrainerState};
@@ -17,12 +20,13 @@ use super::costs::Expected;
 use super::directory;
 use super::ending::Ending;
 use super::energy::Energy;
-use super::evaluate::{Evaluator, Score};
+use super::evaluate::Evaluator;
 use super::evaluations::Evaluations;
 use super::gauges::Gauges;
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
 use super::origin::Origin;
 use super::outcome::{Outcome, TrainError};
+use super::outlook::{self, Outlook};
 use super::progress::{Ahead, Progress};
 use super::restored::restore;
 use super::session::Rows;
@@ -65,6 +69,8 @@ pub struct Trainer<'a> {
     metrics: Option<Metrics>,
     gauges: Gauges,
     state: TrainerState,
+    /// Where it will end: of rank 0 alone, and of a text whose tokens are counted.
+    outlook: Option<Outlook>,
     /// The last evaluation, of the weights and of their averages, and its step.
     scored: Option<(u64, Scores)>,
     /// Steps done before this session.
@@ -104,13 +110,6 @@ struct Before {
     tokens: u64,
     position: Position,
     averaged: Option<Averaged>,
-}
-
-/// What an evaluation found of the weights, and of their averages where there are any.
-#[derive(Clone, Copy)]
-struct Scores {
-    score: Score,
-    averaged: Option<Score>,
 }
 
 /// A step that was queued.
@@ -195,6 +194,10 @@ impl<'a> Trainer<'a> {
             // The lowest from here on is kept, where that of before is not there.
             evaluations.best = evaluations.best.filter(|best| !config.keep_best || writer.has(best.step));
         }
+        let io = |e: io::Error| directory::DirectoryError::io(dir, &e);
+        let metrics = (config.rank == 0).then(|| Metrics::open(dir, state.step)).transpose().map_err(io)?;
+        let text = metrics.as_ref().and_then(|_| outlook::of_text(corpus, validation));
+        let outlook = text.map(|text| Outlook::of(text, dir, state.step, ending.end())).transpose().map_err(io)?;
         Ok(Trainer {
             config,
             stages,
@@ -206,10 +209,8 @@ impl<'a> Trainer<'a> {
             restores: corpus.tokenizer.restores_bytes(),
             writer,
             gauges: Gauges::new(gauges),
-            metrics: match config.rank {
-                0 => Some(Metrics::open(dir, state.step).map_err(|e| directory::DirectoryError::io(dir, &e))?),
-                _ => None,
-            },
+            metrics,
+            outlook,
             session,
             scored: None,
             first: state.step,
@@ -594,6 +595,7 @@ impl<'a> Trainer<'a> {
             predicted: self.ending.predicted,
             joules: self.energy.joules(&mut self.session),
             predicted_joules: self.energy.predicted(),
+            predicted_end: self.outlook.as_ref().and_then(Outlook::first),
             parts: self.ending.costs.parts(),
             timed: self.ending.timed().map(|timed| timed.seconds),
             tokens: self.state.tokens,

@@ -58,7 +58,18 @@ const AGAIN: [f64; 4] = [0.018_062, 0.499_895, 1.228_360, 1.576_922];
 /// -1.0 % off with 2,000, 5,000 and 20,000.
 const IDS: f64 = 0.0125;
 
+/// Parameters of the matrices in so many layers: queries, keys, values and outputs of a `width`, and SwiGLU's of `feed` columns.
+pub fn matrices(layers: u32, width: u32, feed: u32) -> f64 {
+    let [layers, width, feed] = [layers, width, feed].map(f64::from);
+    layers * (4.0 * width * width + 3.0 * width * feed)
+}
+
 impl Course {
+    /// Passes over the text.
+    pub fn passes(&self) -> f64 {
+        self.tokens / self.unique
+    }
+
     /// Bits a byte at the end of the run on a `text`.
     pub fn bits(&self, text: Text) -> f64 {
         let Course { matrices, tokens, unique, bytes_a_token, vocabulary, step, length, rate } = *self;
@@ -69,7 +80,7 @@ impl Course {
         let noise = NOISE[0] * rate.powf(NOISE[1]) * (step / 16_384.0).powf(-NOISE[2]);
         let base = E + (size.powf(P) + data.powf(P)).powf(1.0 / P) + noise;
         let context = 1.0 + CONTEXT * (512.0 / length - 1.0);
-        let passes = tokens / unique - 1.0;
+        let passes = self.passes() - 1.0;
         let again = if passes > 0.0 {
             AGAIN[0] * (matrices / 4e6).powf(AGAIN[1]) * (there / 4.0).powf(-AGAIN[2]) * passes.powf(AGAIN[3])
         } else {

@@ -1,10 +1,12 @@
 //! From what somebody has, bytes, seconds, a text and a machine, to the run that ends lowest with it.
 //!
 //! - `law`: the loss that a run ends at; `anchor`: what a text adds to it, by short runs;
+//! - `ending`: where a run under way ends, by its evaluations so far;
 //! - `shapes`: the models that are tried;
 //! - here: every candidate that fits, with what it takes and what will come of it.
 
 pub mod anchor;
+pub mod ending;
 pub mod law;
 mod shapes;
 
@@ -154,30 +156,31 @@ impl Candidate {
     }
 }
 
-/// Bits a byte at which a run of `config` ends on a text like that of the law's fit, of so many `unique` tokens of so many
-/// `bytes` each; nothing where the law was not fitted to such runs.
-pub fn expected_bits(config: &Config, unique: u64, bytes: f64) -> Option<f64> {
-    let (ModelConfig::Pythia(model) | ModelConfig::Yxanul(model)) = config.model else { return None };
+/// What the law asks of a run of `config` with so many `steps` on a text of so many `unique` tokens of so many `bytes` each;
+/// nothing where it was not fitted to such runs.
+pub fn course(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<Course> {
+    let (ModelConfig::Pythia(model) | ModelConfig::Yxanul(model)) = &config.model else { return None };
     let quick = config.preset.starts_with("quick-") && config.preset != "quick-tiny" && config.stage.is_empty();
-    let (rate, steps) = (config.lr / RATE, config.steps as f64);
+    let (rate, steps) = (config.lr / RATE, steps as f64);
     let moved = rate * steps * (1.0 - config.decay / 2.0) / (1.0 - TUNED / 2.0) >= MOVED;
-    let tokens = steps * config.tokens_per_step() as f64;
-    let passes = tokens / unique.max(1) as f64;
-    if !quick || !moved || config.dropout > 0.0 || passes > MOST_PASSES || bytes <= 0.0 {
-        return None;
-    }
-    let [layers, width, feed] = [model.layers, model.d_model, model.d_ff].map(f64::from);
+    let step = config.tokens_per_step() as f64;
     let course = Course {
-        matrices: layers * (4.0 * width * width + 3.0 * width * feed),
-        tokens,
-        unique: unique as f64,
+        matrices: law::matrices(model.layers, model.d_model, model.d_ff),
+        tokens: steps * step,
+        unique: unique.max(1) as f64,
         bytes_a_token: bytes,
         vocabulary: f64::from(config.vocab_size()),
-        step: config.tokens_per_step() as f64,
+        step,
         length: f64::from(config.seq_len),
         rate,
     };
-    Some(course.bits(PROSE))
+    let known = quick && moved && config.dropout == 0.0 && course.passes() <= MOST_PASSES && bytes > 0.0;
+    known.then_some(course)
+}
+
+/// Bits a byte at which such a run ends on a text like that of the law's fit; nothing where it was not fitted to such runs.
+pub fn expected_bits(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<f64> {
+    Some(course(config, steps, unique, bytes)?.bits(PROSE))
 }
 
 /// The rate over the preset's that so many steps want: docs/scaling.md.
@@ -355,17 +358,16 @@ mod tests {
     fn a_run_is_expected_to_end_where_its_candidate_did() {
         let best = best("2GiB", 20.0, CLEAN).unwrap();
         let lr = best.raw.lr.unwrap();
-        let config = Config { steps: best.steps, lr, ..best.config.clone() };
-        let found = expected_bits(&config, CLEAN.unique as u64, CLEAN.bytes).unwrap();
+        let config = Config { lr, ..best.config.clone() };
+        let found = expected_bits(&config, best.steps, CLEAN.unique as u64, CLEAN.bytes).unwrap();
         approx::assert_relative_eq!(found, best.bits, max_relative = 0.01);
-        for other in [
-            Config { steps: 50, ..config.clone() },
-            Config { dropout: 0.1, ..config.clone() },
-            Config { preset: "pythia-14m".to_owned(), ..config.clone() },
-        ] {
-            assert_eq!(expected_bits(&other, CLEAN.unique as u64, CLEAN.bytes), None);
+        for other in
+            [Config { dropout: 0.1, ..config.clone() }, Config { preset: "pythia-14m".to_owned(), ..config.clone() }]
+        {
+            assert_eq!(expected_bits(&other, best.steps, CLEAN.unique as u64, CLEAN.bytes), None);
         }
-        assert_eq!(expected_bits(&config, 1000, CLEAN.bytes), None, "so many passes");
+        assert_eq!(expected_bits(&config, 50, CLEAN.unique as u64, CLEAN.bytes), None, "so few steps");
+        assert_eq!(expected_bits(&config, best.steps, 1000, CLEAN.bytes), None, "so many passes");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The shapes that are tried.
 
+use super::law::matrices;
 use crate::config::RawConfig;
 
 /// A model of the quick recipe by its size.
@@ -66,12 +67,10 @@ impl Shape {
         RawConfig { preset: Some(preset.to_owned()), set, ..RawConfig::default() }
     }
 
-    /// Parameters of the matrices in its layers, of queries, keys, values and outputs and of SwiGLU.
+    /// Parameters of the matrices in its layers.
     pub fn matrices(&self) -> f64 {
-        let (layers, width) = (f64::from(self.layers), f64::from(self.width));
         // Presets have 352, 1,408 and 2,048.
-        let feed = if self.width == 768 { 2048.0 } else { f64::from(self.feed()) };
-        layers * (4.0 * width * width + 3.0 * width * feed)
+        matrices(self.layers, self.width, if self.width == 768 { 2048 } else { self.feed() })
     }
 }
 

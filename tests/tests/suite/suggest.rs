@@ -89,3 +89,49 @@ fn what_cannot_be_suggested_is_refused_in_a_line() {
     }
     assert!(!dir.join("runs").exists());
 }
+
+/// The lines of a run's evaluations.
+fn evaluations(run: &Path) -> Vec<String> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines().filter(|line| line.contains("val_loss")).map(str::to_owned).collect()
+}
+
+/// From half of a run on it is said where it ends; a run that goes on says what it would have said.
+#[test]
+fn a_run_says_where_it_ends() {
+    let dir = directory();
+    let dir = dir.path();
+    text(dir);
+    let line = "train --preset quick-14m --set layers=2 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 32 \
+                --batch-size 4 --eval-tokens 500 --baseline-tokens 0 --data text.txt --lr 0.015 --steps 60 --eval-every 6 \
+                --save-every 36 --keep 9 --out run";
+    let lines = host(dir, &format!("{line} --json")).ok().json_lines();
+    let run = dir.join("run");
+    let whole = evaluations(&run);
+    let values: Vec<Value> = whole.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let said = values.iter().filter(|value| value.get("expected_end_bits_per_byte").is_some());
+    let said: Vec<_> = said.map(|value| value["step"].as_u64().unwrap()).collect();
+    assert_eq!(said, [30, 36, 42, 48, 54]);
+    assert_eq!(lines.iter().filter(|line| line.get("expected_end_between").is_some()).count(), 5);
+    let first = &values[4];
+    let [low, high] = [0, 1].map(|end| first["expected_end_between"][end].as_f64().unwrap());
+    assert!((low..high).contains(&first["expected_end_bits_per_byte"].as_f64().unwrap()), "{first}");
+    let done = lines.last().unwrap();
+    assert_eq!(done["predicted_bits_per_byte"], first["expected_end_bits_per_byte"]);
+    assert_eq!(done["heap_allocations"], 0);
+
+    fs::remove_dir_all(run.join("checkpoint-00000060")).unwrap();
+    let again = host(dir, "train --resume --out run").ok();
+    assert_eq!(evaluations(&run), whole);
+    let (predicted, bits) =
+        (done["predicted_bits_per_byte"].as_f64().unwrap(), done["bits_per_byte"].as_f64().unwrap());
+    let says = format!("predicted {predicted:.3} bits a byte at half of it, {bits:.3} when it ended (");
+    assert!(again.out.contains(&says), "{says}: {}", again.out);
+    assert!(again.err.contains("  ends at ") && again.err.contains(" bits a byte"), "{}", again.err);
+
+    // Nothing of another recipe.
+    let other = line.replace("--steps 60", "--steps 60 --dropout 0.1").replace("--out run", "--out other --json");
+    let lines = host(dir, &other).ok().json_lines();
+    assert!(lines.last().unwrap()["predicted_bits_per_byte"].is_null());
+    assert!(evaluations(&dir.join("other")).iter().all(|line| !line.contains("expected_end")));
+}

@@ -1,6 +1,6 @@
 //! What a run evaluates on the way, and what follows from it.
 
-use super::{Observer, Scores, Trainer};
+use super::{Observer, Trainer};
 use crate::device::DeviceError;
 use crate::ranks::together;
 use crate::run::evaluate::Score;
@@ -8,6 +8,13 @@ use crate::run::evaluations::ROSE;
 use crate::run::metrics::EvalMetrics;
 use crate::run::outcome::TrainError;
 use crate::run::progress::Progress;
+
+/// What an evaluation found of the weights, and of their averages where there are any.
+#[derive(Clone, Copy)]
+pub(super) struct Scores {
+    pub score: Score,
+    pub averaged: Option<Score>,
+}
 
 impl Trainer<'_> {
     /// Scores the held-out documents with the averages in the place of the weights; gives nothing where there are none, and
@@ -49,7 +56,7 @@ impl Trainer<'_> {
             evaluations.add(step, val_loss, due);
         }
         let rose = self.state.evaluations.map_or(0, |evaluations| evaluations.rose);
-        let metrics = EvalMetrics {
+        let mut metrics = EvalMetrics {
             step,
             val_loss,
             val_loss_se: score.standard_error(),
@@ -58,7 +65,12 @@ impl Trainer<'_> {
             val_loss_averaged: averaged.map(|score| score.loss()),
             train_loss,
             rose,
+            expected_end: None,
         };
+        let expected = self.outlook.as_ref().map(|outlook| outlook.expected(self.config, &self.ending, &metrics));
+        metrics.expected_end = expected.flatten();
+        let end = self.ending.end();
+        self.outlook.iter_mut().for_each(|outlook| outlook.add(&metrics, end));
         let written = self.metrics.as_mut().map_or(Ok(()), |to| to.evaluation(&metrics)).map_err(|e| e.to_string());
         let written = self.lost.take().map_or(written, Err);
         together::together(self.peers.as_ref(), written, String::clone, |elsewhere| elsewhere.what)

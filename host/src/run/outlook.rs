@@ -1,0 +1,135 @@
+//! Where a run will end, as it is said from half of it on: a matter of its evaluations, which feeds nothing back into it.
+
+use std::io;
+use std::path::Path;
+
+use super::ending::Ending;
+use super::evaluations::written;
+use super::metrics::{self, EvalMetrics};
+use crate::config::{Config, DecayShape, LrSchedule};
+use crate::data::corpus::Corpus;
+use crate::data::validation::ValidationSet;
+use crate::suggest;
+use crate::suggest::ending::{Curve, Expected, Now, expected};
+
+/// A prediction, and the steps that were done then.
+pub type Predicted = (u64, Expected);
+
+/// What a run's end is predicted by.
+#[derive(Debug, Clone)]
+pub struct Outlook {
+    /// Tokens of the training text, and bytes of held-out text a token.
+    text: (u64, f64),
+    curve: Curve,
+    /// The first that was said from half of the run on.
+    first: Option<Predicted>,
+}
+
+/// Tokens of the training text and bytes of held-out text a token, where they are known without reading it.
+pub fn of_text(corpus: &Corpus, validation: &ValidationSet) -> Option<(u64, f64)> {
+    let unique = corpus.shards().and_then(|_| corpus.training_tokens().ok())?;
+    Some((unique, validation.bytes() as f64 / validation.targets().max(1) as f64))
+}
+
+impl Outlook {
+    /// That of the run in `dir` of `end` steps after `step` of them, with the evaluations that are written down up to there.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn of(text: (u64, f64), dir: &Path, step: u64, end: u64) -> io::Result<Outlook> {
+        let mut outlook = Outlook { text, curve: Curve::default(), first: None };
+        metrics::evaluations(dir, step)?.iter().for_each(|evaluation| outlook.add(evaluation, end));
+        Ok(outlook)
+    }
+
+    /// Adds an evaluation with what was said at it, of a run of `end` steps. What was said of a shorter one counts no more.
+    pub fn add(&mut self, metrics: &EvalMetrics, end: u64) {
+        let EvalMetrics { step, val_bits_per_byte, expected_end, .. } = *metrics;
+        if let Some(bits) = val_bits_per_byte {
+            // As it is read again.
+            self.curve.add(step, written(bits));
+        }
+        let now = expected_end.map(|expected| (step, expected));
+        self.first = [self.first, now].into_iter().flatten().find(|(step, _)| *step >= end.div_ceil(2));
+    }
+
+    /// Where a run of `config` will end that is evaluated so now; nothing where that cannot be told.
+    pub fn expected(&self, config: &Config, ending: &Ending, metrics: &EvalMetrics) -> Option<Expected> {
+        let steps = ending.steps()?;
+        let (unique, bytes) = self.text;
+        let straight =
+            config.schedule == LrSchedule::Wsd && config.decay_shape == DecayShape::Linear && config.lr_end == 0.0;
+        let course = suggest::course(config, steps.all, unique, bytes).filter(|_| straight)?;
+        let EvalMetrics { step, val_loss, val_bits_per_byte, .. } = *metrics;
+        let found = expected(&course, steps, &self.curve, Now { step, bits: val_bits_per_byte?, nats: val_loss })?;
+        Some(Expected { bits: written(found.bits), between: found.between.map(written) })
+    }
+
+    /// The first prediction from half of the run on.
+    pub fn first(&self) -> Option<Predicted> {
+        self.first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::config::RawConfig;
+    use crate::run::costs;
+    use crate::run::metrics::Metrics;
+
+    const TEXT: (u64, f64) = (20_000_000, 3.4);
+
+    fn metrics(step: u64, bits: f64, expected_end: Option<Expected>) -> EvalMetrics {
+        EvalMetrics {
+            step,
+            val_loss: 2.0 * bits,
+            val_loss_se: None,
+            val_tokens: 9,
+            val_bits_per_byte: Some(bits),
+            val_loss_averaged: None,
+            train_loss: None,
+            rose: 0,
+            expected_end,
+        }
+    }
+
+    /// Of the evaluations of a run so far.
+    fn outlook(all: &[EvalMetrics], end: u64) -> Outlook {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = Metrics::open(dir.path(), 0).unwrap();
+        all.iter().for_each(|one| file.evaluation(one).unwrap());
+        Outlook::of(TEXT, dir.path(), u64::MAX, end).unwrap()
+    }
+
+    #[test]
+    fn the_first_from_half_on_is_kept_and_none_of_a_shorter_run() {
+        let end = |bits| Some(Expected { bits, between: [1.0, 2.0] });
+        let all = [metrics(300, 2.0, None), metrics(500, 1.9, end(1.5)), metrics(600, 1.8, end(1.6))];
+        for (steps, first) in [(1000, Some((500, 1.5))), (1001, Some((600, 1.6))), (1201, None), (u64::MAX, None)] {
+            let found = outlook(&all, steps).first().map(|(step, expected)| (step, expected.bits));
+            assert_eq!(found, first, "{steps}");
+        }
+    }
+
+    #[test]
+    fn it_is_of_runs_of_the_recipe() {
+        let expected = |text: &str| {
+            let config = Config::resolve(toml::from_str::<RawConfig>(text).unwrap()).unwrap();
+            let costs =
+                costs::Expected { steps: vec![1.0], evaluation: (4, Some(1.0)), evaluation_tokens: 1, save_bytes: 1 };
+            let ending = Ending::new(&config, None, costs, Instant::now());
+            outlook(&[metrics(600, 2.0, None)], 2000).expected(&config, &ending, &metrics(1000, 1.9, None))
+        };
+        let quick = "preset = 'quick-14m'\nsteps = 2000\nbatch_size = 8";
+        let found = expected(quick).unwrap();
+        assert!(found.bits < 1.9 && found.between[0] < found.bits && found.bits < found.between[1], "{found:?}");
+        assert_eq!(found.bits, written(found.bits));
+        for other in ["schedule = 'cosine'", "decay_shape = 'sqrt'", "lr_end = 0.1", "dropout = 0.1", "lr = 1e-4"] {
+            assert_eq!(expected(&format!("{quick}\n{other}")), None, "{other}");
+        }
+        assert_eq!(expected("preset = 'pythia-14m'\nsteps = 2000\nschedule = 'wsd'\nlr_end = 0.0"), None);
+    }
+}
