@@ -139,7 +139,8 @@ pub(super) fn report(
         say!("  {}", against(loss, [*unigram, *bigram, *trigram, *fourgram]))?;
     }
     let ends = predicted(bits, outcome);
-    let lines = endings(config, dir, outcome).into_iter().chain(ends).chain(times(config, outcome)).chain(energy(outcome));
+    let lines =
+        endings(config, dir, outcome).into_iter().chain(ends).chain(times(config, outcome)).chain(energy(outcome));
     for line in lines {
         say!("  {line}")?;
     }
