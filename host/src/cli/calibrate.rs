@@ -14,7 +14,7 @@ use crate::run::metrics;
 use crate::run::sweep::{Child, Planned, Schedule};
 use crate::suggest::anchor::{Rung, anchor, own, rungs};
 use crate::suggest::law::Course;
-use crate::suggest::{Candidate, FEWEST, Means, Shape};
+use crate::suggest::{Candidate, FEWEST, Means, Recipe, Shape};
 
 /// Seconds that a short run takes beside its steps, on a CPU and on a GPU, where several share it.
 const BESIDE: [f64; 2] = [1.5, 4.0];
@@ -46,7 +46,9 @@ impl Run {
 pub(super) fn calibrate(candidates: &mut [Candidate], means: &Means<'_>, span: f64) -> Result<usize, Failure> {
     let gpu = candidates.first().is_some_and(|best| best.config.device.starts_with("cuda"));
     let beside = BESIDE[usize::from(gpu)];
-    let best: Vec<Candidate> = distinct(candidates).cloned().collect();
+    // The law says nothing of short runs by another recipe.
+    let by_law = |candidate: &&Candidate| candidate.shape.recipe == Recipe::Quick;
+    let best: Vec<Candidate> = distinct(candidates).filter(by_law).cloned().collect();
     // Of the first `n`, the slowest.
     let least = |n: usize| {
         let slowest = best.iter().take(n).map(|candidate| candidate.step_seconds).fold(0.0, f64::max);
@@ -190,7 +192,7 @@ impl Room<'_> {
         let bits = last.and_then(|evaluation| evaluation.val_bits_per_byte).ok_or_else(|| {
             request("this tokenizer does not give back the bytes of its text: runs by it cannot be compared with --calibrate")
         })?;
-        let Shape { layers, width } = candidate.shape;
+        let Shape { layers, width, .. } = candidate.shape;
         tell!("  {layers} layers of {width}: {bits:.3} bits a byte after {} steps", grouped(steps));
         Ok(Run { candidate: candidate.clone(), steps, bits })
     }

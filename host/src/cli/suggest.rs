@@ -15,7 +15,7 @@ use crate::plan::Plan;
 use crate::run::Session;
 use crate::run::bench::Bench;
 use crate::run::course::{counted, grouped, lasting, short as abbreviated};
-use crate::suggest::{Candidate, Means, Shape, Tokens};
+use crate::suggest::{Candidate, Means, Recipe, Shape, Tokens};
 
 /// Flags of `host suggest`.
 #[derive(Debug, clap::Args)]
@@ -155,7 +155,7 @@ fn find_by(written: RawConfig, calibrated: Option<Span>) -> Result<Suggestion, F
 /// The best of each shape, for programs.
 fn as_json(c: &Candidate) -> serde_json::Value {
     json!({
-        "bits_per_byte": c.bits, "layers": c.shape.layers, "d_model": c.shape.width, "params": c.params,
+        "bits_per_byte": c.bits, "preset": c.config.preset, "layers": c.shape.layers, "d_model": c.shape.width, "dropout": c.config.dropout, "params": c.params,
         "vocab_size": c.config.vocab_size(), "batch_size": c.config.batch_size, "seq_len": c.config.seq_len,
         "lr": c.raw.lr, "steps": c.steps, "passes": c.passes(), "seconds_per_step": c.step_seconds,
         "needed_bytes": c.bytes,
@@ -179,7 +179,12 @@ fn table(candidates: &[Candidate]) -> Vec<String> {
     let cells = distinct(candidates).take(ROWS).map(|c| {
         [
             format!("{:.3}", c.bits),
-            format!("{} × {}", c.shape.layers, c.shape.width),
+            format!(
+                "{} × {}{}",
+                c.shape.layers,
+                c.shape.width,
+                if c.shape.recipe == Recipe::Many { ", dropout" } else { "" }
+            ),
             abbreviated(c.params),
             grouped(c.config.vocab_size().into()),
             format!("{} × {}", c.config.batch_size, c.config.seq_len),

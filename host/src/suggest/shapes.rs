@@ -1,15 +1,26 @@
-//! The shapes that are tried.
+//! The models that are tried.
 
 use super::law::matrices;
 use crate::config::RawConfig;
 
-/// A model of the quick recipe by its size.
+/// By which recipe a model is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recipe {
+    /// That of the law.
+    Quick,
+    /// Pythia's, with much dropout and decay: for a little text that is read many times, see docs/learning.md.
+    Many,
+}
+
+/// A model by its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Layers.
     pub layers: u32,
     /// Columns of the residual stream.
     pub width: u32,
+    /// How it is trained.
+    pub recipe: Recipe,
 }
 
 /// Layers and widths, from the smallest that the law knows.
@@ -33,9 +44,14 @@ const SHAPES: [[u32; 2]; 16] = [
 ];
 
 impl Shape {
-    /// Every one of them.
+    /// Every one of the quick recipe.
     pub fn all() -> impl Iterator<Item = Shape> {
-        SHAPES.into_iter().map(|[layers, width]| Shape { layers, width })
+        SHAPES.into_iter().map(|[layers, width]| Shape { layers, width, recipe: Recipe::Quick })
+    }
+
+    /// The one that reads a little text many times: pythia-70m.
+    pub fn many() -> Shape {
+        Shape { layers: 6, width: 512, recipe: Recipe::Many }
     }
 
     /// The preset of its own; else that of the same recipe which is nearest.
@@ -60,8 +76,21 @@ impl Shape {
 
     /// What says it.
     pub fn raw(&self) -> RawConfig {
+        if self.recipe == Recipe::Many {
+            return RawConfig {
+                preset: Some("pythia-70m".to_owned()),
+                set: vec!["context=512".to_owned()],
+                tokenizer: Some("bpe".to_owned()),
+                lr: Some(1e-3),
+                dropout: Some(0.3),
+                weight_decay: Some(3.0),
+                keep_best: Some(true),
+                eval_every: Some(50),
+                ..RawConfig::default()
+            };
+        }
         let (preset, whole) = self.preset();
-        let Shape { layers, width } = *self;
+        let Shape { layers, width, .. } = *self;
         let keys = [("layers", layers), ("d_model", width), ("heads", self.heads()), ("d_ff", self.feed())];
         let set = keys.iter().map(|(key, value)| format!("{key}={value}")).filter(|_| !whole).collect();
         RawConfig { preset: Some(preset.to_owned()), set, ..RawConfig::default() }
