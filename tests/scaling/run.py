@@ -158,7 +158,6 @@ def run(a, j, texts):
              se=evals[-1]["val_loss_se"], train=steps[-1]["loss"], seconds=round(seconds, 3), wall=round(time.time() - began, 2))
     if j["evals"]:
         r["curve"] = [[e["step"], e["val_bits_per_byte"]] for e in evals]
-        r["training"] = [[e["step"], e["loss"]] for e in steps]
     shutil.rmtree(out, ignore_errors=True)
     return r
 
