@@ -22,8 +22,6 @@ const BESIDE: [f64; 2] = [1.5, 4.0];
 const SHARE: f64 = 0.9;
 /// Runs that share a GPU: while one starts, others train.
 const SIDE_BY_SIDE: u64 = 3;
-/// Tokens of held-out text by which short runs are compared.
-const SCORED: u64 = 131_072;
 /// How often the processes are looked at.
 const TURN: Duration = Duration::from_millis(20);
 /// How long a run may take to save and end.
@@ -66,7 +64,8 @@ pub(super) fn calibrate(candidates: &mut [Candidate], means: &Means<'_>, span: f
     let dir = std::path::absolute(claim.dir()).map_err(work)?;
     let until = Instant::now() + Duration::from_secs_f64(span);
     let (places, stop) = (if gpu { SIDE_BY_SIDE } else { 1 }, stop()?);
-    let room = Room { dir: &dir, until, stop: &stop, places, beside };
+    let scored = best[0].config.eval_tokens as f64 * best[0].tokens.bytes;
+    let room = Room { dir: &dir, until, stop: &stop, places, beside, scored };
     let done = climb(candidates, &all, best, &room, means.seconds);
     // What they wrote is of no use to anyone.
     drop(std::fs::remove_dir_all(&dir));
@@ -122,6 +121,8 @@ struct Room<'a> {
     places: u64,
     /// Seconds of a run beside its steps.
     beside: f64,
+    /// Bytes of held-out text that runs are scored on: those that the first candidate's run itself is, about.
+    scored: f64,
 }
 
 impl Room<'_> {
@@ -132,8 +133,9 @@ impl Room<'_> {
             let steps = (SHARE * (rung.seconds - self.beside) / candidate.step_seconds).max(1.0) as u64;
             let steps = steps.min(candidate.steps.max(1));
             let raw = RawConfig {
+                // The same bytes of held-out text, whatever their tokens.
+                eval_tokens: Some((self.scored / candidate.tokens.bytes) as u64),
                 eval_every: Some(0),
-                eval_tokens: Some(SCORED),
                 baseline_tokens: Some(0),
                 save_every: Some(0),
                 save_minutes: Some(0.0),

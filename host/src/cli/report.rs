@@ -58,6 +58,12 @@ pub(super) struct Beside<'a> {
     pub baselines: Option<Baselines>,
 }
 
+/// Bits a byte at which a run of so many steps ends on the text of the law; nothing where the law does not know such runs.
+pub(super) fn expected(config: &Config, steps: u64, corpus: &Corpus, validation: &ValidationSet) -> Option<f64> {
+    let (unique, each) = of_text(corpus, validation)?;
+    expected_bits(config, steps, unique, each)
+}
+
 /// Says it, as JSON or for people.
 pub(super) fn report(
     config: &Config,
@@ -74,8 +80,7 @@ pub(super) fn report(
     }
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
     let bits = outcome.score.bits_per_byte(corpus.tokenizer.as_ref());
-    let text = bits.and_then(|_| of_text(corpus, validation));
-    let expected = text.and_then(|(unique, each)| expected_bits(config, outcome.steps, unique, each));
+    let expected = bits.and_then(|_| expected(config, outcome.steps, corpus, validation));
     if json {
         let line = json!({
             "done": true,

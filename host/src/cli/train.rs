@@ -12,7 +12,7 @@ use super::opened::{
     Decided, MOST_EPOCHS, count_epochs, encoded, encoding, open, require_ahead, tell_of_data, tell_of_flaws,
 };
 use super::output::{fitting, lost, say, tell, tell_within, within};
-use super::report::{Beside, report};
+use super::report::{Beside, expected, report};
 use super::suggest;
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
@@ -408,6 +408,12 @@ impl Job<'_> {
         if !json {
             coverage::of_run(corpus, &validation.set, config).iter().for_each(|line| tell_within(line));
             tell_of_the_run(dir, &course, instead_of);
+            if let Some(bits) = expected(config, config.steps, corpus, &validation.set) {
+                tell_within(&format!(
+                    "  such a run ends at about {bits:.2} bits a byte of English technical prose, at 0.6 to 1.3 times that of \
+                     other text; see docs/scaling.md"
+                ));
+            }
         }
         // On a GPU the plan is of its memory, which is all allocated by now.
         let planned = (!config.device.starts_with("cuda")).then(|| plan.until_trained());

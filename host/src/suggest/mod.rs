@@ -37,6 +37,9 @@ const MOST_PASSES: f64 = 14.0;
 const LITTLE: std::ops::Range<f64> = 0.4e6..3e6;
 const MANY: f64 = 20.0;
 const BELOW: f64 = 0.95;
+/// Parameters in matrices, and rates over the preset's, to which the law was fitted.
+const SIZES: std::ops::RangeInclusive<f64> = 0.15e6..=1e8;
+const RATES: std::ops::RangeInclusive<f64> = 0.24..=4.1;
 /// The fewest steps of a run whose loss the law knows, at the highest rate.
 pub const FEWEST: f64 = 225.0;
 
@@ -198,7 +201,13 @@ pub fn course(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<Co
         length: f64::from(config.seq_len),
         rate,
     };
-    let known = quick && moved && config.dropout == 0.0 && course.passes() <= MOST_PASSES && bytes > 0.0;
+    let known = quick
+        && moved
+        && SIZES.contains(&course.matrices)
+        && RATES.contains(&course.rate)
+        && config.dropout == 0.0
+        && course.passes() <= MOST_PASSES
+        && bytes > 0.0;
     known.then_some(course)
 }
 

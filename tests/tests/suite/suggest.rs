@@ -102,16 +102,16 @@ fn a_run_says_where_it_ends() {
     let dir = directory();
     let dir = dir.path();
     text(dir);
-    let line = "train --preset quick-14m --set layers=2 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 32 \
-                --batch-size 4 --eval-tokens 500 --baseline-tokens 0 --data text.txt --lr 0.015 --steps 60 --eval-every 6 \
-                --save-every 36 --keep 9 --out run";
+    let line = "train --preset quick-14m --set layers=4 --set d_model=64 --set heads=2 --set d_ff=192 --vocab-size 300 --seq-len 16 \
+                --batch-size 2 --eval-tokens 300 --baseline-tokens 0 --data text.txt --lr 0.004 --steps 230 --eval-every 23 \
+                --save-every 138 --keep 9 --out run";
     let lines = host(dir, &format!("{line} --json")).ok().json_lines();
     let run = dir.join("run");
     let whole = evaluations(&run);
     let values: Vec<Value> = whole.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     let said = values.iter().filter(|value| value.get("expected_end_bits_per_byte").is_some());
     let said: Vec<_> = said.map(|value| value["step"].as_u64().unwrap()).collect();
-    assert_eq!(said, [30, 36, 42, 48, 54]);
+    assert_eq!(said, [115, 138, 161, 184, 207]);
     assert_eq!(lines.iter().filter(|line| line.get("expected_end_between").is_some()).count(), 5);
     let first = &values[4];
     let [low, high] = [0, 1].map(|end| first["expected_end_between"][end].as_f64().unwrap());
@@ -120,7 +120,7 @@ fn a_run_says_where_it_ends() {
     assert_eq!(done["predicted_bits_per_byte"], first["expected_end_bits_per_byte"]);
     assert_eq!(done["heap_allocations"], 0);
 
-    fs::remove_dir_all(run.join("checkpoint-00000060")).unwrap();
+    fs::remove_dir_all(run.join("checkpoint-00000230")).unwrap();
     let again = host(dir, "train --resume --out run").ok();
     assert_eq!(evaluations(&run), whole);
     let (predicted, bits) =
@@ -128,10 +128,17 @@ fn a_run_says_where_it_ends() {
     let says = format!("predicted {predicted:.3} bits a byte at half of it, {bits:.3} when it ended (");
     assert!(again.out.contains(&says), "{says}: {}", again.out);
     assert!(again.err.contains("  ends at ") && again.err.contains(" bits a byte"), "{}", again.err);
+    assert!(again.err.contains("  such a run ends at about "), "{}", again.err);
 
-    // Nothing of another recipe.
-    let other = line.replace("--steps 60", "--steps 60 --dropout 0.1").replace("--out run", "--out other --json");
-    let lines = host(dir, &other).ok().json_lines();
-    assert!(lines.last().unwrap()["predicted_bits_per_byte"].is_null());
-    assert!(evaluations(&dir.join("other")).iter().all(|line| !line.contains("expected_end")));
+    // Nothing of another recipe, and of sizes and rates that the law does not know.
+    for (number, (from, to)) in
+        [("--steps 230", "--steps 230 --dropout 0.1"), ("d_model=64", "d_model=32"), ("--lr 0.004", "--lr 0.005")]
+            .into_iter()
+            .enumerate()
+    {
+        let other = line.replace(from, to).replace("--out run", &format!("--out other-{number} --json"));
+        let lines = host(dir, &other).ok().json_lines();
+        assert!(lines.last().unwrap()["predicted_bits_per_byte"].is_null(), "{to}");
+        assert!(evaluations(&dir.join(format!("other-{number}"))).iter().all(|line| !line.contains("expected_end")));
+    }
 }
