@@ -38,6 +38,7 @@ use crate::run::outcome::TrainError;
 use crate::run::progress::Progress;
 use crate::run::train::{Observer, Trainer};
 use crate::run::{Session, checkpoint, directory, generation, metrics, moved};
+use crate::suggest::wants_a_rate;
 
 /// Flags of `host train`.
 #[derive(Debug, clap::Args)]
@@ -402,7 +403,8 @@ impl Job<'_> {
                 name::called()
             );
         }
-        let lines = [config.unused_vocabulary(tokenizer.vocab_size()), config.unfinished_warmup()];
+        let lines =
+            [config.unused_vocabulary(tokenizer.vocab_size()), config.unfinished_warmup(), wants_a_rate(config)];
         lines.iter().flatten().for_each(|line| tell!("{}: {line}", name::called()));
         let course = course(config, corpus, trainer.step())?;
         if !json {

@@ -187,7 +187,6 @@ impl Candidate {
 /// nothing where it was not fitted to such runs.
 pub fn course(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<Course> {
     let (ModelConfig::Pythia(model) | ModelConfig::Yxanul(model)) = &config.model else { return None };
-    let quick = config.preset.starts_with("quick-") && config.preset != "quick-tiny" && config.stage.is_empty();
     let (rate, steps) = (config.lr / RATE, steps as f64);
     let moved = rate * steps * (1.0 - config.decay / 2.0) / (1.0 - TUNED / 2.0) >= MOVED;
     let step = config.tokens_per_step() as f64;
@@ -201,7 +200,7 @@ pub fn course(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<Co
         length: f64::from(config.seq_len),
         rate,
     };
-    let known = quick
+    let known = is_quick(config)
         && moved
         && SIZES.contains(&course.matrices)
         && RATES.contains(&course.rate)
@@ -214,6 +213,20 @@ pub fn course(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<Co
 /// Bits a byte at which such a run ends on a text like that of the law's fit; nothing where it was not fitted to such runs.
 pub fn expected_bits(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<f64> {
     Some(course(config, steps, unique, bytes)?.bits(PROSE))
+}
+
+/// A line where a short run of the quick recipe has the preset's rate and would end lower by a higher one.
+pub fn wants_a_rate(config: &Config) -> Option<String> {
+    let better = round(RATE * rate(config.steps as f64));
+    let (short, quick) = ((1..900).contains(&config.steps), is_quick(config));
+    (quick && short && config.lr == RATE).then(|| {
+        format!("runs of {} steps end lower at a higher rate: --lr {better:e}, see docs/scaling.md", config.steps)
+    })
+}
+
+/// Whether the run is of a preset that the law is of.
+fn is_quick(config: &Config) -> bool {
+    config.preset.starts_with("quick-") && config.preset != "quick-tiny" && config.stage.is_empty()
 }
 
 /// The rate over the preset's that so many steps want: docs/scaling.md.
@@ -412,6 +425,18 @@ mod tests {
         }
         assert_eq!(expected_bits(&config, 50, CLEAN.unique as u64, CLEAN.bytes), None, "so few steps");
         assert_eq!(expected_bits(&config, best.steps, 1000, CLEAN.bytes), None, "so many passes");
+    }
+
+    #[test]
+    fn a_short_run_is_told_of_a_better_rate() {
+        let line = |text: &str| wants_a_rate(&Config::resolve(toml::from_str(text).unwrap()).unwrap());
+        for (steps, lr) in [(500, "--lr 2e-3"), (100, "--lr 4e-3")] {
+            let said = line(&format!("preset = 'quick-14m'\nsteps = {steps}")).unwrap();
+            assert!(said.contains(&format!("of {steps} steps")) && said.contains(lr), "{said}");
+        }
+        for right in ["'quick-14m'\nsteps = 1000", "'quick-14m'\nsteps = 500\nlr = 2e-3", "'pythia-14m'\nsteps = 500"] {
+            assert_eq!(line(&format!("preset = {right}")), None, "{right}");
+        }
     }
 
     #[test]
