@@ -20,6 +20,8 @@ use crate::suggest::{Candidate, FEWEST, Means, Recipe, Shape};
 const BESIDE: [f64; 2] = [1.5, 4.0];
 /// The part of its seconds that a run has steps for: a machine that becomes slower is to end it too.
 const SHARE: f64 = 0.9;
+/// A machine may become much slower: after so many times the span what is under way is given up.
+const LATE: f64 = 2.0;
 /// Runs that share a GPU: while one starts, others train.
 const SIDE_BY_SIDE: u64 = 3;
 /// How often the processes are looked at.
@@ -62,11 +64,12 @@ pub(super) fn calibrate(candidates: &mut [Candidate], means: &Means<'_>, span: f
     })?;
     let claim = Claim::next("calibrate")?;
     let dir = std::path::absolute(claim.dir()).map_err(work)?;
-    let until = Instant::now() + Duration::from_secs_f64(span);
+    let begun = Instant::now();
+    let until = begun + Duration::from_secs_f64(LATE * span);
     let (places, stop) = (if gpu { SIDE_BY_SIDE } else { 1 }, stop()?);
-    let scored = best[0].config.eval_tokens as f64 * best[0].tokens.bytes;
-    let room = Room { dir: &dir, until, stop: &stop, places, beside, scored };
-    let done = climb(candidates, &all, best, &room, means.seconds);
+    let scored = best.first().map_or(0.0, |best| best.config.eval_tokens as f64 * best.tokens.bytes);
+    let room = Room { dir: &dir, begun, until, stop: &stop, places, beside, scored };
+    let done = climb(candidates, &all, best, &room, (means.seconds, span));
     // What they wrote is of no use to anyone.
     drop(std::fs::remove_dir_all(&dir));
     done
@@ -78,10 +81,13 @@ fn climb(
     rungs: &[Rung],
     mut chosen: Vec<Candidate>,
     room: &Room<'_>,
-    seconds: f64,
+    (seconds, span): (f64, f64),
 ) -> Result<usize, Failure> {
     let mut done = Vec::new();
     for (number, rung) in rungs.iter().enumerate() {
+        if room.begun.elapsed().as_secs_f64() >= span {
+            break;
+        }
         chosen.truncate(rung.runs);
         let runs = counted(chosen.len() as u64, "run");
         tell!("calibrating on this text: {runs} of about {} each", lasting(rung.seconds));
@@ -112,9 +118,11 @@ fn learn(candidates: &mut [Candidate], done: &[Run], seconds: f64) {
     candidates.sort_by(|a, b| a.bits.total_cmp(&b.bits));
 }
 
-/// Where the runs of a calibration are, and when it ends.
+/// Where the runs of a calibration are, and how long they may take.
 struct Room<'a> {
     dir: &'a Path,
+    begun: Instant,
+    /// When what is under way is given up.
     until: Instant,
     stop: &'a AtomicBool,
     /// Runs at once.

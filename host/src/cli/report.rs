@@ -124,10 +124,11 @@ pub(super) fn report(
         return Ok(());
     }
     say!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens)?;
-    if let (Some(bits), Some(expected)) = (bits, expected) {
-        say!(
-            "  {bits:.3} bits a byte; such a run ends at about {expected:.2} on English technical prose, see docs/scaling.md"
-        )?;
+    if let Some(bits) = bits {
+        let expected = expected.map_or(String::new(), |expected| {
+            format!("; such a run ends at about {expected:.2} on English technical prose, see docs/scaling.md")
+        });
+        say!("  {bits:.3} bits a byte{expected}")?;
     }
     if let Some(averaged) = outcome.averaged {
         say!("  of the averaged weights {}; eval, generate and export take them with --averaged", averaged.shown())?;

@@ -11,7 +11,7 @@ use crate::config::{Config, Found, Order, Precision, RawConfig, Span, human_byte
 use crate::data::corpus::Corpus;
 use crate::data::shards::Manifest;
 use crate::device::AnyProfile;
-use crate::plan::Plan;
+use crate::plan::{Plan, memory};
 use crate::run::Session;
 use crate::run::bench::Bench;
 use crate::run::course::{counted, grouped, lasting, short as abbreviated};
@@ -149,6 +149,8 @@ fn find_by(written: RawConfig, calibrated: Option<Span>) -> Result<Suggestion, F
         }
         Some(Span(span)) => calibrate(&mut candidates, &means, span)?,
     };
+    // What was measured is no part of a run that follows.
+    memory::forget_most();
     Ok(Suggestion { time, candidates, measured, short })
 }
 

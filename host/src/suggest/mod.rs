@@ -22,13 +22,14 @@ const LENGTHS: [u32; 3] = [256, 512, 1024];
 /// Parts of the time that are tried, each so much shorter than the one before: a text that is read too often is learnt by
 /// heart.
 const SHORTER: f64 = 0.75;
-const PARTS: i32 = 20;
+const PARTS: i32 = 40;
 /// The presets' rate.
 const RATE: f64 = 1e-3;
 /// The steps in which the preset's rate moves a model as far as it has to go.
 const MOVEMENT: f64 = 1000.0;
-/// Steps at the preset's rate and decay that the law's runs have at least, and that decay.
-const MOVED: f64 = 900.0;
+/// Steps at the preset's rate and decay that the law's runs have at least, less what a run that ends on time may lack, and that
+/// decay.
+const MOVED: f64 = 850.0;
 const TUNED: f64 = 0.6;
 /// The most passes that it was fitted to.
 const MOST_PASSES: f64 = 14.0;
@@ -127,7 +128,9 @@ impl Candidate {
             return;
         }
         let ends = (0..PARTS).map(|n| SHORTER.powi(n)).map(|part| (part, (part * most).floor()));
+        // Few steps are what there is time for; many passes nobody wants.
         let ends = ends.filter(|(part, steps)| *part == 1.0 || *steps >= FEWEST);
+        let ends = ends.filter(|(_, steps)| self.passes_of(*steps) <= MOST_PASSES);
         let bits = ends.map(|(part, steps)| (self.own * self.course(steps.max(1.0)).bits(self.text), part, steps));
         let (bits, part, steps) = bits.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((f64::INFINITY, 1.0, most));
         // What the law does not know is worse than it says.
@@ -173,7 +176,11 @@ impl Candidate {
 
     /// Passes over the text.
     pub fn passes(&self) -> f64 {
-        self.steps as f64 * self.config.tokens_per_step() as f64 / self.tokens.unique
+        self.passes_of(self.steps as f64)
+    }
+
+    fn passes_of(&self, steps: f64) -> f64 {
+        steps * self.config.tokens_per_step() as f64 / self.tokens.unique
     }
 
     /// What trains it, with what was written: to the end of `time` seconds, or for as many steps as are enough.
@@ -266,8 +273,12 @@ impl Means<'_> {
                 Err(e) => refused = Some(e),
             }
         }
-        // There may be no time for many passes.
+        let fitted = !all.is_empty();
+        // There may be no time for many passes, or no text for few.
         all.retain(|candidate| candidate.bits.is_finite());
+        if fitted && all.is_empty() {
+            return Err(self.too_little());
+        }
         if all.is_empty() {
             let too_large = least.map(|bytes| {
                 let bytes = crate::config::human_bytes(bytes);
@@ -277,6 +288,19 @@ impl Means<'_> {
         }
         all.sort_by(|a, b| a.bits.total_cmp(&b.bits));
         Ok(all)
+    }
+
+    /// Why no run is suggested for a text that even the shortest one reads too often.
+    fn too_little(&self) -> ConfigError {
+        let tokens = self.tokens.iter().map(|tokens| tokens.unique).fold(0.0, f64::max);
+        let shortest = FEWEST * f64::from(STEPS[0]);
+        ConfigError(format!(
+            "this text has about {tokens:.0} tokens: the shortest run, {FEWEST} steps of {}, reads it {:.0} times and learns it by \
+             heart; give {:.0} times as much text or more, or go on from a trained model with `train --init-from`",
+            STEPS[0],
+            shortest / tokens,
+            (shortest / MOST_PASSES / tokens).ceil().max(2.0)
+        ))
     }
 
     /// Tokenizers, lengths and steps, each of them once.
@@ -386,6 +410,22 @@ mod tests {
         assert!(!best.whole && (1.0..8.0).contains(&best.passes()), "{} passes", best.passes());
         let flags = best.training(600.0).flags();
         assert!(flags.iter().any(|flag| flag.starts_with("--steps ")), "{flags:?}");
+    }
+
+    #[test]
+    fn a_text_that_is_too_little_is_refused() {
+        let refused = best("8GiB", 600.0, Tokens { unique: 20e3, ..CLEAN }).unwrap_err().to_string();
+        assert!(refused.contains("20000 tokens") && refused.contains("reads it 23 times"), "{refused}");
+        for unique in [40e3, 200e3] {
+            let best = best("8GiB", 3600.0, Tokens { unique, ..CLEAN }).unwrap();
+            let most = if best.shape.recipe == Recipe::Many { 21.0 } else { MOST_PASSES };
+            assert!(
+                best.passes() <= most && best.shape.width <= 512,
+                "{unique}: {:?}, {} passes",
+                best.shape,
+                best.passes()
+            );
+        }
     }
 
     #[test]

@@ -51,6 +51,36 @@ fn the_command_is_a_run_that_fits_and_takes_what_was_said() {
     }
 }
 
+/// Short runs say where this text ends, and leave nothing behind.
+#[test]
+fn a_choice_is_calibrated_by_short_runs_on_the_text() {
+    let dir = directory();
+    let dir = dir.path();
+    text(dir);
+    host(dir, "data --in text.txt --tokenizer bpe --vocab-size 300 --out shards").ok();
+    // There is room for the smallest model alone.
+    let flags = "suggest --data shards --time 2m --device cpu --budget 54MiB --seq-len 16 --batch-size 4 --baseline-tokens 0 \
+                 --eval-tokens 2000 --json";
+    let before = host(dir, flags).ok().json();
+    let run = host(dir, &format!("{flags} --calibrate 1m")).ok();
+    let after = run.json();
+    let bits = |found: &Value| found["candidates"][0]["bits_per_byte"].as_f64().unwrap();
+    assert!(before["calibrated"] == 0 && after["calibrated"] == 1, "{after}");
+    // Sixteen words in any order are far from prose: every run says so, and so does what is expected.
+    let said = run
+        .err
+        .lines()
+        .filter_map(|line| line.split(": ").nth(1)?.split(" bits a byte after").next()?.parse::<f64>().ok());
+    let said: Vec<_> = said.collect();
+    assert_eq!(said.len(), 1, "{}", run.err);
+    let lowest = said.iter().copied().fold(f64::INFINITY, f64::min);
+    assert!((bits(&after) / lowest - 1.0).abs() < 0.25, "{said:?} and {after}");
+    assert!((bits(&before) / lowest - 1.0).abs() > 0.25, "{said:?} and {before}");
+    assert_eq!(fs::read_dir(dir.join("runs")).map_or(0, Iterator::count), 0);
+    host(dir, &format!("{flags} --calibrate 1s"))
+        .refused(2, &["--calibrate 1s is too short: a run of 225 steps takes about "]);
+}
+
 #[test]
 fn start_goes_from_a_text_to_a_model() {
     let dir = directory();
@@ -75,6 +105,7 @@ fn what_cannot_be_suggested_is_refused_in_a_line() {
     let dir = directory();
     let dir = dir.path();
     text(dir);
+    fs::write(dir.join("little.txt"), "the quiet river sings again.\n\n".repeat(200)).unwrap();
     for (line, says) in [
         ("suggest --time 1m", "name a text of your own with --data"),
         ("suggest --data none.txt --time 1m", "none.txt"),
@@ -82,6 +113,11 @@ fn what_cannot_be_suggested_is_refused_in_a_line() {
         ("suggest --data text.txt --time 1m --gpu h200 --budget 20MiB", "no model fits: the smallest run needs"),
         ("suggest --data text.txt --time 1s", "--time 1s is too short for this text"),
         ("suggest --data text.txt --time 1m --gpu gtx9999", "gtx9999"),
+        (
+            "suggest --data text.txt --time 1m --gpu h200 --calibrate 1m",
+            "--calibrate trains here, and --gpu names a GPU",
+        ),
+        ("suggest --data little.txt --time 1m --gpu h200", "learns it by heart; give"),
         ("start none.txt --yes", "none.txt"),
         ("start text.txt --time 0h", "is no span of time"),
     ] {
