@@ -27,6 +27,8 @@ const PARTS: i32 = 40;
 const RATE: f64 = 1e-3;
 /// The steps in which the preset's rate moves a model as far as it has to go.
 const MOVEMENT: f64 = 1000.0;
+/// Evaluations of a run.
+const EVALUATIONS: u64 = 5;
 /// Steps at the preset's rate and decay that the law's runs have at least, less what a run that ends on time may lack, and that
 /// decay.
 const MOVED: f64 = 850.0;
@@ -186,7 +188,9 @@ impl Candidate {
     /// What trains it, with what was written: to the end of `time` seconds, or for as many steps as are enough.
     pub fn training(&self, time: f64) -> RawConfig {
         let (time, steps) = if self.whole { (Some(Span(time)), None) } else { (None, Some(self.steps)) };
-        RawConfig { time, steps, ..self.raw.clone() }
+        // Enough evaluations to see how it goes, and where it will end.
+        let eval_every = self.raw.eval_every.or(Some((self.steps / EVALUATIONS).max(1)));
+        RawConfig { time, steps, eval_every, ..self.raw.clone() }
     }
 }
 
