@@ -10,7 +10,7 @@ pub mod ending;
 pub mod law;
 mod shapes;
 
-use crate::config::{BatchSize, Config, ConfigError, Found, ModelConfig, RawConfig, Span};
+use crate::config::{BatchSize, Config, ConfigError, Found, ModelConfig, RawConfig, Recompute, RecomputeChoice, Span};
 use crate::plan::{Machine, Plan};
 use law::{Course, PROSE, Text};
 pub use shapes::{Recipe, Shape};
@@ -27,6 +27,8 @@ const PARTS: i32 = 40;
 const RATE: f64 = 1e-3;
 /// The steps in which the preset's rate moves a model as far as it has to go.
 const MOVEMENT: f64 = 1000.0;
+/// What is computed again: more only where less does not fit.
+const AGAIN: [Option<Recompute>; 3] = [None, Some(Recompute::CHEAP), Some(Recompute::FULL)];
 /// Evaluations of a run.
 const EVALUATIONS: u64 = 5;
 /// Steps at the preset's rate and decay that the law's runs have at least, less what a run that ends on time may lack, and that
@@ -271,10 +273,21 @@ impl Means<'_> {
                 tokenizer: own.tokenizer.clone().filter(|_| tokens.vocabulary.is_some()),
                 ..own
             };
-            match self.candidate(shape, raw.overlaid(self.written.clone()), tokens, pace) {
-                Ok((candidate, true)) => all.push(candidate),
-                Ok((candidate, false)) => least = least.min(Some(candidate.bytes)).or(Some(candidate.bytes)),
-                Err(e) => refused = Some(e),
+            let tries = if self.written.recompute.is_some() { 1 } else { AGAIN.len() };
+            for again in &AGAIN[..tries] {
+                let recompute = again.map(RecomputeChoice::Set);
+                let raw = RawConfig { recompute, ..raw.clone() }.overlaid(self.written.clone());
+                match self.candidate(shape, raw, tokens, pace) {
+                    Ok((candidate, false)) => least = least.min(Some(candidate.bytes)).or(Some(candidate.bytes)),
+                    Ok((candidate, true)) => {
+                        all.push(candidate);
+                        break;
+                    }
+                    Err(e) => {
+                        refused = Some(e);
+                        break;
+                    }
+                }
             }
         }
         let fitted = !all.is_empty();
@@ -462,9 +475,11 @@ mod tests {
         let config = Config { lr, ..best.config.clone() };
         let found = expected_bits(&config, best.steps, CLEAN.unique as u64, CLEAN.bytes).unwrap();
         approx::assert_relative_eq!(found, best.bits, max_relative = 0.01);
-        for other in
-            [Config { dropout: 0.1, ..config.clone() }, Config { preset: "pythia-14m".to_owned(), ..config.clone() }]
-        {
+        for other in [
+            Config { dropout: 0.1, ..config.clone() },
+            Config { preset: "pythia-14m".to_owned(), ..config.clone() },
+            Config { lr: 5e-3, ..config.clone() },
+        ] {
             assert_eq!(expected_bits(&other, best.steps, CLEAN.unique as u64, CLEAN.bytes), None);
         }
         assert_eq!(expected_bits(&config, 50, CLEAN.unique as u64, CLEAN.bytes), None, "so few steps");
@@ -481,6 +496,21 @@ mod tests {
         for right in ["'quick-14m'\nsteps = 1000", "'quick-14m'\nsteps = 500\nlr = 2e-3", "'pythia-14m'\nsteps = 500"] {
             assert_eq!(line(&format!("preset = {right}")), None, "{right}");
         }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_computed_again() {
+        let levels = |budget: &str, more: &str| {
+            let text = format!("gpu = 'h200'\nprecision = 'bf16'\ndata = 'text.jsonl'\nbudget = '{budget}'\n{more}");
+            let (written, found) = (toml::from_str::<RawConfig>(&text).unwrap(), found());
+            let means = Means { written: &written, found: &found, seconds: 60.0, tokens: &[CLEAN] };
+            let all = means.candidates(1.0).unwrap();
+            let count = |level| all.iter().filter(|candidate| candidate.config.recompute == level).count();
+            [Recompute::NONE, Recompute::CHEAP, Recompute::FULL].map(count)
+        };
+        let [none, cheap, full] = levels("2GiB", "");
+        assert!(none > cheap && cheap > 0 && full > 0, "{none}, {cheap}, {full}");
+        assert_eq!(levels("2GiB", "recompute = 'none'"), [none, 0, 0]);
     }
 
     #[test]
