@@ -11,7 +11,7 @@ use crate::config::{ConfigError, RawConfig, Span};
 use crate::run::claim::Claim;
 use crate::run::course::{counted, grouped, lasting};
 use crate::run::metrics;
-use crate::run::sweep::{Child, Planned, Schedule};
+use crate::run::sweep::{Child, Planned, Schedule, take_ended};
 use crate::suggest::anchor::{Rung, anchor, own, rungs};
 use crate::suggest::law::Course;
 use crate::suggest::{Candidate, FEWEST, Means, Recipe, Shape};
@@ -179,13 +179,7 @@ impl Room<'_> {
                 return Ok(ended);
             }
             std::thread::sleep(TURN);
-            let mut at = 0;
-            while at < children.len() {
-                let Some(how) = children[at].1.ended().map_err(work)? else {
-                    at += 1;
-                    continue;
-                };
-                let (job, _) = children.swap_remove(at);
+            while let Some((job, how)) = take_ended(&mut children).map_err(work)? {
                 schedule.end(job);
                 if how.status != Some(0) {
                     return Err(work(format_args!("a run of the calibration failed: {}", how.line)));
@@ -213,13 +207,7 @@ fn leave(mut children: Vec<(usize, Child)>) -> Result<(), Failure> {
     let until = Instant::now() + PATIENCE;
     children.iter_mut().for_each(|(_, child)| child.interrupt());
     while !children.is_empty() && Instant::now() < until {
-        let mut left = Vec::new();
-        for (job, mut child) in children {
-            if child.ended().map_err(work)?.is_none() {
-                left.push((job, child));
-            }
-        }
-        children = left;
+        while take_ended(&mut children).map_err(work)?.is_some() {}
         std::thread::sleep(TURN);
     }
     Ok(())

@@ -13,7 +13,7 @@ use crate::name;
 use crate::run::claim::Claim;
 use crate::run::course::{counted, grouped, lasting};
 use crate::run::directory;
-use crate::run::sweep::{Child, Ended, FILE_NAME, Planned, Row, Schedule, State, holds_sweep, keep, kept};
+use crate::run::sweep::{Child, Ended, FILE_NAME, Planned, Row, Schedule, State, holds_sweep, keep, kept, take_ended};
 
 /// Flags of `host sweep`.
 #[derive(Debug, clap::Args)]
@@ -252,13 +252,7 @@ fn train(dir: &Path, mut runs: Vec<Run>, schedule: &mut Schedule<4>, stop: &Atom
             return Ok(runs);
         }
         std::thread::sleep(TURN);
-        let mut at = 0;
-        while at < children.len() {
-            let Some(how) = children[at].1.ended().map_err(work)? else {
-                at += 1;
-                continue;
-            };
-            let (job, _) = children.swap_remove(at);
+        while let Some((job, how)) = take_ended(&mut children).map_err(work)? {
             schedule.end(job);
             end(&mut runs[job], &how, stopped);
             kept_now(dir, &runs)?;

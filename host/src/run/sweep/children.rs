@@ -122,6 +122,19 @@ impl Child {
     }
 }
 
+/// Takes one of `children` that has ended out of them, with its job and how it ended; nothing while all go on.
+///
+/// # Errors
+/// The system.
+pub fn take_ended(children: &mut Vec<(usize, Child)>) -> io::Result<Option<(usize, Ended)>> {
+    for at in 0..children.len() {
+        if let Some(how) = children[at].1.ended()? {
+            return Ok(Some((children.swap_remove(at).0, how)));
+        }
+    }
+    Ok(None)
+}
+
 /// What is not waited for saves and ends.
 impl Drop for Child {
     fn drop(&mut self) {

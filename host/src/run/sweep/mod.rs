@@ -7,7 +7,7 @@ mod children;
 mod results;
 mod schedule;
 
-pub use children::{Child, Ended};
+pub use children::{Child, Ended, take_ended};
 pub use results::{FILE_NAME, Row, State, holds_sweep, keep, kept};
 pub use schedule::Schedule;
 
