@@ -157,7 +157,8 @@ fn find_by(written: RawConfig, calibrated: Option<Span>) -> Result<Suggestion, F
 /// The best of each shape, for programs.
 fn as_json(c: &Candidate) -> serde_json::Value {
     json!({
-        "bits_per_byte": c.bits, "preset": c.config.preset, "layers": c.shape.layers, "d_model": c.shape.width, "dropout": c.config.dropout, "recompute": c.config.recompute.to_string(), "params": c.params,
+        "bits_per_byte": c.bits, "preset": c.config.preset, "layers": c.shape.layers, "d_model": c.shape.width,
+        "dropout": c.config.dropout, "recompute": c.config.recompute.to_string(), "params": c.params,
         "vocab_size": c.config.vocab_size(), "batch_size": c.config.batch_size, "seq_len": c.config.seq_len,
         "lr": c.raw.lr, "steps": c.steps, "passes": c.passes(), "seconds_per_step": c.step_seconds,
         "needed_bytes": c.bytes,

@@ -269,7 +269,7 @@ fn now() -> f64 {
 /// # Errors
 /// A file that cannot be read.
 pub fn last_evaluation(run: &Path, step: u64) -> io::Result<Option<EvalMetrics>> {
-    Ok(evaluations(run, step)?.pop())
+    Ok(text(run)?.lines().rev().find_map(|line| evaluation(line, step)))
 }
 
 /// The evaluations of a run's metrics up to `step`, in order.
@@ -277,28 +277,31 @@ pub fn last_evaluation(run: &Path, step: u64) -> io::Result<Option<EvalMetrics>>
 /// # Errors
 /// A file that cannot be read.
 pub fn evaluations(run: &Path, step: u64) -> io::Result<Vec<EvalMetrics>> {
+    Ok(text(run)?.lines().filter_map(|line| evaluation(line, step)).collect())
+}
+
+/// A run's metrics; nothing where there are none.
+fn text(run: &Path) -> io::Result<String> {
     let path = run.join(LINES);
-    if !path.exists() {
-        return Ok(Vec::new());
-    }
-    let text = regular::read_to_string(&path)?;
-    let evaluation = |line: &str| {
-        let value: serde_json::Value = serde_json::from_str(line).ok()?;
-        let (between, bits) = (&value[BETWEEN], value[EXPECTED].as_f64());
-        let expected = |bits| Some(Expected { bits, between: [between[0].as_f64()?, between[1].as_f64()?] });
-        Some(EvalMetrics {
-            step: value["step"].as_u64().filter(|of| *of <= step)?,
-            val_loss: value["val_loss"].as_f64()?,
-            val_loss_se: value["val_loss_se"].as_f64(),
-            val_tokens: value["val_tokens"].as_u64()?,
-            val_bits_per_byte: value["val_bits_per_byte"].as_f64(),
-            val_loss_averaged: value["val_loss_averaged"].as_f64(),
-            train_loss: value["train_loss"].as_f64(),
-            rose: value["rose"].as_u64().unwrap_or(0) as u32,
-            expected_end: bits.and_then(expected),
-        })
-    };
-    Ok(text.lines().filter_map(evaluation).collect())
+    if path.exists() { regular::read_to_string(&path) } else { Ok(String::new()) }
+}
+
+/// The evaluation of a line that has one, up to `step`.
+fn evaluation(line: &str, step: u64) -> Option<EvalMetrics> {
+    let value: serde_json::Value = serde_json::from_str(line).ok()?;
+    let (between, bits) = (&value[BETWEEN], value[EXPECTED].as_f64());
+    let expected = |bits| Some(Expected { bits, between: [between[0].as_f64()?, between[1].as_f64()?] });
+    Some(EvalMetrics {
+        step: value["step"].as_u64().filter(|of| *of <= step)?,
+        val_loss: value["val_loss"].as_f64()?,
+        val_loss_se: value["val_loss_se"].as_f64(),
+        val_tokens: value["val_tokens"].as_u64()?,
+        val_bits_per_byte: value["val_bits_per_byte"].as_f64(),
+        val_loss_averaged: value["val_loss_averaged"].as_f64(),
+        train_loss: value["train_loss"].as_f64(),
+        rose: value["rose"].as_u64().unwrap_or(0) as u32,
+        expected_end: bits.and_then(expected),
+    })
 }
 
 /// The training losses of a run's logged steps that are finite, in order.

@@ -97,9 +97,9 @@ pub struct Candidate {
     /// Bits a byte that it ends at: of a text like that of the law's fit, until it is told of another.
     pub bits: f64,
     /// What the text adds to the law.
-    pub text: Text,
+    text: Text,
     /// By how much it ends above what the law says, by runs of its own.
-    pub own: f64,
+    own: f64,
     /// Whether its step was measured.
     pub is_measured: bool,
     /// Whether its rate was written.
