@@ -8,7 +8,7 @@ then trained with the budget's --budget and --time. Lines of --out: the suggesti
 """
 import argparse, json, os, shutil, subprocess, sys, threading, time
 
-# Layers, width, vocabulary, sequences a step, tokens of each, factor of the rate.
+# Layers, width, vocabulary, sequences a step, tokens of each, factor of the rate; then further flags.
 BUDGETS = {
     "h200-2g": dict(text="clean", vocab=10000, device="cuda", budget="2GiB", seconds=60, alternatives=[
         (8, 384, 10000, 8, 1024, 1), (6, 512, 10000, 8, 1024, 1), (6, 384, 10000, 8, 1024, 1), (8, 512, 10000, 4, 1024, 1),
@@ -20,6 +20,15 @@ BUDGETS = {
         (6, 128, 5000, 4, 512, 1), (4, 64, 2000, 8, 512, 1), (4, 96, 2000, 8, 256, 1), (4, 128, 2000, 8, 256, 1),
         (6, 128, 2000, 8, 256, 1), (4, 128, 5000, 4, 256, 1), (6, 192, 2000, 4, 256, 1), (4, 96, 5000, 4, 512, 1),
         (6, 128, 10000, 4, 256, 1)]),
+    "h200-8g": dict(text="clean", vocab=10000, device="cuda", budget="8GiB", seconds=120, alternatives=[
+        (8, 512, 10000, 16, 1024, 1), (8, 384, 10000, 16, 1024, 1), (12, 512, 10000, 16, 1024, 1), (6, 512, 10000, 32, 1024, 1),
+        (8, 512, 10000, 8, 1024, 1), (12, 384, 10000, 16, 1024, 1), (6, 768, 10000, 16, 1024, 1), (12, 768, 10000, 16, 512, 1),
+        (6, 512, 10000, 16, 1024, 1), (8, 384, 10000, 32, 1024, 1), (8, 512, 10000, 16, 512, 1), (12, 512, 10000, 8, 1024, 1)]),
+    "cpu-5mb": dict(text="vim", vocab=None, device="cpu", budget="600MiB", seconds=600, alternatives=[
+        (4, 128, 5000, 8, 512, 1), (6, 128, 5000, 8, 512, 1), (4, 96, 5000, 8, 512, 1), (6, 160, 5000, 8, 512, 1),
+        (4, 128, 10000, 8, 1024, 1), (6, 128, 10000, 8, 512, 1), (4, 64, 2000, 16, 512, 1), (4, 128, 5000, 8, 512, 1, "--dropout", "0.1"),
+        (4, 128, 2000, 8, 512, 1), (6, 192, 5000, 8, 256, 1), (4, 128, 5000, 8, 256, 1), (6, 128, 10000, 4, 256, 1),
+        (4, 96, 5000, 16, 512, 1)]),
 }
 
 
@@ -87,7 +96,7 @@ class Grid:
 
     def alternative(self, x):
         name = " ".join(map(str, x))
-        flags = shape(*x[:5]) + self.flags
+        flags = shape(*x[:5]) + list(x[6:]) + self.flags
         got, error = self.host("bench", *flags, "--steps", "20" if self.b["device"] == "cuda" else "4")
         if error:
             return self.write(dict(id=name, flags=flags, error=error))
