@@ -92,7 +92,9 @@ class Grid:
             return self.write(dict(id="suggestion", error=error))
         with self.lock, open(self.a.out + ".suggest", "a") as f:
             f.write(json.dumps(dict(budget=self.name, **got)) + "\n")
-        self.train("suggestion", got["command"].split()[2:])
+        flags = got["command"].split()[2:]
+        at = flags.index("--eval-every")
+        self.train("suggestion", flags[:at] + flags[at + 2:])
 
     def alternative(self, x):
         name = " ".join(map(str, x))
@@ -127,7 +129,7 @@ def report(path):
     rows = [json.loads(r) for r in open(path)]
     for name in dict.fromkeys(r["budget"] for r in rows):
         runs = [r for r in rows if r["budget"] == name and "bpb" in r]
-        best = min(r["bpb"] for r in runs if r["id"] != "suggestion")
+        best = min((r["bpb"] for r in runs if r["id"] != "suggestion"), default=float("nan"))
         print(f"\n{name}\n\n| run | bits a byte | over the best | steps | bytes | seconds |\n| --- | ---: | ---: | ---: | ---: | ---: |")
         for r in sorted(runs, key=lambda r: r["bpb"]):
             print(f"| {r['id']} | {r['bpb']:.4f} | {100 * (r['bpb'] / best - 1):+.1f} % | {r['steps']} | {r['arena'] / 2**20:.0f} MiB | "
