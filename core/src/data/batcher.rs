@@ -9,6 +9,20 @@ use core::fmt;
 /// Target of a position that is not scored.
 pub const IGNORE: u32 = u32::MAX;
 
+/// The bit of a stored id that says: this token is there to be read and is no target, as the question before an answer.
+/// Vocabularies have fewer ids.
+pub const CONTEXT: u32 = 1 << 31;
+
+/// The id without [`CONTEXT`], as the model reads it.
+pub const fn as_input(id: u32) -> u32 {
+    id & !CONTEXT
+}
+
+/// The id as the target of the token before it: [`IGNORE`] where it is no target.
+pub const fn as_target(id: u32) -> u32 {
+    if id & CONTEXT == 0 { id } else { IGNORE }
+}
+
 /// One token of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token {

@@ -4,6 +4,6 @@ mod batcher;
 mod order;
 mod rows;
 
-pub use batcher::{BatchMut, Batcher, IGNORE, ShapeError, Token};
+pub use batcher::{BatchMut, Batcher, CONTEXT, IGNORE, ShapeError, Token, as_input, as_target};
 pub use order::{Order, Run, Stretch, Window};
 pub use rows::DocumentRows;

@@ -4,7 +4,7 @@
 //! of more than T targets goes on in further rows, each beginning with the last token of the piece before as context.
 //! What is left of a row is padding: input 0, target [`IGNORE`], offset 0.
 
-use super::{BatchMut, IGNORE};
+use super::{BatchMut, IGNORE, as_input, as_target};
 
 /// Walks over documents that lie one after another in `tokens`.
 #[derive(Debug, Clone)]
@@ -21,33 +21,35 @@ impl<'a> DocumentRows<'a> {
     /// Documents one after another in `tokens`; document i ends before index `ends[i]`.
     ///
     /// Ends that do not rise, or that lie outside `tokens`, give empty documents; a document of n tokens has n − 1
-    /// targets, so one of fewer than two tokens has no row.
+    /// targets, so one of fewer than two tokens has no row. Tokens with the bit [`CONTEXT`](super::CONTEXT) are read and
+    /// are no targets.
     pub const fn new(tokens: &'a [u32], ends: &'a [u32]) -> Self {
         Self { tokens, ends, document: 0, at: 0, begin: 0 }
     }
 
-    /// Fills `batch` with the next rows, and gives the positions that have a target, or `None` after the last one. Rows beyond the
-    /// last are padding.
+    /// Fills `batch` with the next rows, and gives the positions that have a target, or `None` after the last row. Rows
+    /// beyond the last are padding.
     pub fn fill(&mut self, batch: &mut BatchMut<'_>) -> Option<usize> {
-        let mut targets = 0;
+        let (mut filled, mut targets) = (0, 0);
         for (x, y, o) in batch.rows() {
             let n = self.row(x, y, o);
             x[n..].fill(0);
             y[n..].fill(IGNORE);
             o[n..].fill(0);
-            targets += n;
+            filled += n;
+            targets += y.iter().filter(|&&y| y != IGNORE).count();
         }
-        (targets > 0).then_some(targets)
+        (filled > 0).then_some(targets)
     }
 
-    /// The next row: how many positions of it have a target.
+    /// The next row: how many positions of it are no padding.
     fn row(&mut self, x: &mut [u32], y: &mut [u32], o: &mut [u32]) -> usize {
         self.skip_short();
         let Some(end) = self.end() else { return 0 };
         let n = x.len().min(end - 1 - self.at);
-        x[..n].copy_from_slice(&self.tokens[self.at..self.at + n]);
-        y[..n].copy_from_slice(&self.tokens[self.at + 1..self.at + 1 + n]);
-        for (i, o) in o[..n].iter_mut().enumerate() {
+        let pairs = self.tokens[self.at..=self.at + n].windows(2);
+        for (i, (((x, y), o), pair)) in x.iter_mut().zip(y).zip(o).zip(pairs).enumerate() {
+            (*x, *y) = (as_input(pair[0]), as_target(pair[1]));
             *o = (self.at - self.begin + i) as u32;
         }
         self.at += n;
@@ -74,6 +76,7 @@ impl<'a> DocumentRows<'a> {
 mod tests {
     extern crate std;
 
+    use super::super::CONTEXT;
     use super::*;
     use proptest::prelude::*;
     use std::vec;
@@ -117,6 +120,22 @@ mod tests {
             ]
         );
         assert_eq!(filled, [5, 1]);
+    }
+
+    #[test]
+    fn context_is_read_and_is_no_target() {
+        let c = CONTEXT;
+        // A row of context alone is not the end.
+        let (all, filled) = rows(&[vec![1 | c, 2 | c, 3 | c, 4, 5, 6 | c]], 1, 2);
+        assert_eq!(
+            all,
+            [
+                [vec![1, 2], vec![IGNORE, IGNORE], vec![0, 1]],
+                [vec![3, 4], vec![4, 5], vec![2, 3]],
+                [vec![5, 0], vec![IGNORE, IGNORE], vec![4, 0]],
+            ]
+        );
+        assert_eq!(filled, [0, 2, 0]);
     }
 
     #[test]

@@ -8,9 +8,12 @@ use std::time::Instant;
 use super::output::{part, say, tell};
 use super::sampling::{Sampling, Settings};
 use super::trained::TrainedFlags;
-use super::{Failure, work};
+use super::{Failure, request, work};
 use crate::config::{Config, human_bytes};
-use crate::data::tokenizer::template;
+use crate::data::conversation::ChatTemplate;
+use crate::data::conversation::messages::message;
+use crate::data::conversation::turn::{self, TurnError};
+use crate::data::tokenizer::{Tokenizer, template};
 use crate::plan::memory;
 use crate::regular;
 use crate::run::conversation::{Conversation, Event};
@@ -26,10 +29,16 @@ pub struct Chat {
     trained: TrainedFlags,
     #[command(flatten)]
     sampling: Sampling,
+    /// What the model is told before the conversation, where it has a chat template
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Shows the model each line as it is written, without its chat template
+    #[arg(long)]
+    raw: bool,
 }
 
 const HELP: &str = "\
-type a beginning and the model goes on; it sees the conversation as far back as the context reaches
+type a line and the model goes on; it sees the conversation as far back as the context reaches
 /params             shows the parameters, the context, tokens/s and memory
 /params NAME VALUE  sets one: max-tokens, temperature, top-k, top-p, repetition-penalty, seed
 /clear              forgets the conversation
@@ -46,14 +55,21 @@ impl Chat {
         let (settings, told) = self.sampling.settle(&model)?;
         let (config, trained) = self.trained.decoding(self.sampling.context)?;
         let tokenizer = trained.tokenizer.as_ref();
-        let until = Until::new(&model, tokenizer, config.vocab_size(), &self.sampling.stop);
+        let chat = if self.raw { None } else { template::of(tokenizer).first().map(|_| ChatTemplate::of(tokenizer)) };
+        if chat.is_none() && self.system.is_some() {
+            return Err(request("--system needs a model with a chat template, used without --raw"));
+        }
+        let ending = chat.as_ref().map(|chat| turn::stop(tokenizer, chat)).transpose().map_err(request)?.flatten();
+        let stop: Vec<String> = self.sampling.stop.iter().cloned().chain(ending).collect();
+        let until = Until::new(&model, tokenizer, config.vocab_size(), &stop);
         let conversation = begun(&config, settings.seed, &until);
         tell!("{} with {} positions; /help for help", self.trained.dir.display(), config.context());
         told.iter().for_each(|line| tell!("{line}"));
-        if !template::of(tokenizer).is_empty() {
-            tell!("the model has a chat template, which is not applied here: it sees each line as you write it");
+        if chat.is_some() {
+            tell!("the model's chat template is applied; --raw shows it each line as it is");
         }
-        let mut talk = Talk { config, trained, settings, until, conversation, turns: Vec::new(), speed: None };
+        let chat = chat.map(|template| Chatting { template, system: self.system, forgotten: 0 });
+        let mut talk = Talk { config, trained, settings, until, conversation, chat, turns: Vec::new(), speed: None };
         let mut input = io::stdin().lock();
         while let Some(line) = next_line(&mut input).map_err(work)? {
             let (command, rest) = line.trim().split_once(char::is_whitespace).unwrap_or((line.trim(), ""));
@@ -109,6 +125,39 @@ fn next_line(input: &mut dyn BufRead) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&bytes).trim_end_matches('\r').to_owned()))
 }
 
+/// How what was said becomes what a model sees that has learnt to answer.
+struct Chatting {
+    template: ChatTemplate,
+    system: Option<String>,
+    /// So many of the first turns the context does not hold.
+    forgotten: usize,
+}
+
+impl Chatting {
+    /// The ids of the turns that the context holds with `line` behind them, and how many turns it no longer holds: with room
+    /// for an answer of `most` tokens, or for a quarter of the context.
+    fn ids(
+        &mut self,
+        tokenizer: &dyn Tokenizer,
+        turns: &[Turn],
+        line: &str,
+        (context, most): (usize, usize),
+    ) -> Result<(Vec<u32>, usize), TurnError> {
+        let before = self.forgotten;
+        loop {
+            let system = self.system.iter().map(|text| message("system", text));
+            let said = turns[self.forgotten..].iter();
+            let said = said.flat_map(|turn| [message("user", &turn.line), message("assistant", &turn.answer)]);
+            let messages: Vec<_> = system.chain(said).chain([message("user", line)]).collect();
+            let ids = turn::tokens(tokenizer, &self.template, &messages)?;
+            if self.forgotten == turns.len() || ids.len() + most.min(context / 4).max(1) <= context {
+                return Ok((ids, self.forgotten - before));
+            }
+            self.forgotten += 1;
+        }
+    }
+}
+
 /// A conversation with a model, and everything that was said in it.
 struct Talk {
     config: Config,
@@ -117,6 +166,8 @@ struct Talk {
     /// Where answers end.
     until: Until,
     conversation: Conversation,
+    /// Nothing where the model sees lines as they are.
+    chat: Option<Chatting>,
     turns: Vec<Turn>,
     /// Tokens of the last answer and its seconds.
     speed: Option<(usize, f64)>,
@@ -128,11 +179,16 @@ type Told = Result<(), String>;
 impl Talk {
     /// Goes on behind `line` and shows how, as it comes.
     fn answer(&mut self, line: &str) -> Result<Told, Failure> {
-        let ids = match self.conversation.encode(self.trained.tokenizer.as_ref(), line) {
-            Ok(ids) => ids,
-            Err(e) => return Ok(Err(e.to_string())),
+        let (context, tokenizer) = (self.config.context() as usize, self.trained.tokenizer.as_ref());
+        let most = self.settings.max_tokens as usize;
+        let ids = match &mut self.chat {
+            Some(chat) => chat.ids(tokenizer, &self.turns, line, (context, most)).map_err(|e| e.to_string()),
+            None => self.conversation.encode(tokenizer, line).map(|ids| (ids, 0)).map_err(|e| e.to_string()),
         };
-        let context = self.config.context() as usize;
+        let (ids, dropped) = match ids {
+            Ok(ids) => ids,
+            Err(e) => return Ok(Err(e)),
+        };
         if ids.is_empty() {
             return Ok(Err("the tokenizer finds nothing in this line; write something else".to_owned()));
         }
@@ -140,9 +196,13 @@ impl Talk {
             let tokens = ids.len();
             return Ok(Err(format!("{tokens} tokens leave no room in a context of {context}; write a shorter line")));
         }
-        let (sampler, most, start) = (self.settings.sampler, self.settings.max_tokens as usize, Instant::now());
+        if dropped > 0 {
+            let of = if dropped == 1 { "turn".to_owned() } else { format!("{dropped} turns") };
+            tell!("[the context of {context} is full: the oldest {of} dropped]");
+        }
+        let (sampler, start) = (self.settings.sampler, Instant::now());
         let mut written = Ok(());
-        let answer = self.conversation.answer(&mut self.trained, &ids, &sampler, most, &mut |event| match event {
+        let mut hear = |event: Event<'_>| match event {
             Event::Text(text) if written.is_ok() => written = part(text),
             Event::Text(_) => {}
             Event::Dropped { turns, tokens } => {
@@ -150,7 +210,13 @@ impl Talk {
                 tell!("[the context of {context} is full: the oldest {of}, {tokens} tokens, dropped]");
             }
             Event::Full => tell!("[the context of {context} is full: the answer ends here]"),
-        });
+        };
+        let answer = if self.chat.is_some() {
+            self.conversation.replace(&self.trained, ids);
+            self.conversation.reply(&mut self.trained, &sampler, most, &mut hear)
+        } else {
+            self.conversation.answer(&mut self.trained, &ids, &sampler, most, &mut hear)
+        };
         let answer = answer.map_err(work)?;
         written.and_then(|()| say!(""))?;
         self.speed = Some((answer.tokens, start.elapsed().as_secs_f64()));
@@ -161,6 +227,7 @@ impl Talk {
     fn clear(&mut self) {
         self.conversation.clear();
         self.turns.clear();
+        self.chat.iter_mut().for_each(|chat| chat.forgotten = 0);
     }
 
     /// Sets the parameter that `words` names, or shows all there is to know.
@@ -223,6 +290,12 @@ impl Talk {
         }
         let turns = turns(Path::new(path))?;
         let mut conversation = begun(&self.config, self.settings.seed, &self.until);
+        if let Some(chat) = &mut self.chat {
+            chat.forgotten = 0;
+            tell!("{} turns loaded from {path}", turns.len());
+            (self.conversation, self.turns) = (conversation, turns);
+            return Ok(());
+        }
         for turn in &turns {
             conversation.recall(self.trained.tokenizer.as_ref(), turn).map_err(|e| format!("{path}: {e}"))?;
         }

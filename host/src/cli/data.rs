@@ -1,6 +1,7 @@
 //! `host data`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde_json::json;
 
@@ -10,15 +11,16 @@ use super::reading::Reading;
 use super::{Failure, request, work};
 use crate::config::human_bytes;
 use crate::data::ahead;
+use crate::data::conversation::ChatTemplate;
 use crate::data::corpus::CorpusError;
 use crate::data::error::SourceError;
 use crate::data::files::{Files, describe};
 use crate::data::shards::build::{Event, estimate, open_or_build};
 use crate::data::shards::{Origin, Shards};
-use crate::data::source::{Document, Documents as _};
+use crate::data::source::{Document, Documents as _, SourceOptions};
 use crate::data::split::{Part, Split};
 use crate::data::stream::Feed;
-use crate::data::tokenizer::{self, DocumentError, Tokenizer, TokenizerError};
+use crate::data::tokenizer::{self, DocumentError, Tokenizer, TokenizerError, template};
 
 /// Flags of `host data`.
 #[derive(Debug, clap::Args)]
@@ -35,6 +37,9 @@ pub struct Data {
     /// The directory of the token shards, for `--data DIR`
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// How conversations become text: the file of a template in Jinja; the tokenizer's, else the default, if not given
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<String>,
     #[command(flatten)]
     reading: Reading,
     /// Threads that encode; all cores if not given
@@ -47,19 +52,25 @@ pub struct Data {
 
 impl Data {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let options = self.reading.options();
+        let named = self.named()?;
+        let template = match (&self.chat_template, named.as_deref()) {
+            (Some(path), tokenizer) => ChatTemplate::of_file(path, tokenizer).map_err(request)?,
+            (None, Some(tokenizer)) => ChatTemplate::of(tokenizer),
+            (None, None) => ChatTemplate::default(),
+        };
+        let options = SourceOptions { template, ..self.reading.options() };
         for source in &self.sources {
             // What is wrong with one is said when all are opened.
             describe(source, &options, None).ok().flatten().iter().for_each(|line| tell!("{line}"));
         }
         let open = || Files::open_all(&self.sources, &options);
         let identity = open().map_err(request)?.identity();
-        let tokenizer = self.tokenizer(&open)?;
+        let tokenizer = named.map_or_else(|| self.tokenizer(&open, &options.template), Ok)?;
         let fingerprint = tokenizer.fingerprint();
         std::fs::create_dir_all(&self.out).map_err(|e| request(format!("{}: {e}", self.out.display())))?;
         let feed = || -> Result<Feed, SourceError> {
             let (split, documents) = (Split::new(0, 0.0)?, Box::new(open()?));
-            Ok(Feed { documents, tokenizer: Some(std::sync::Arc::clone(&tokenizer)), split, part: Part::All })
+            Ok(Feed { documents, tokenizer: Some(Arc::clone(&tokenizer)), split, part: Part::All })
         };
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let threads = ahead::builders(self.threads.unwrap_or(cores));
@@ -67,7 +78,13 @@ impl Data {
         let start = std::time::Instant::now();
         let made = open_or_build(&self.out, origin, || estimate(feed()?), feed, threads, &mut |event| self.say(event));
         let shards = made.and_then(Shards::verified).map_err(|e| encoded(CorpusError::Source(e)))?;
-        tokenizer.save(&self.out).map_err(work)?;
+        let written = shards.manifest().template().map(|_| options.template.source());
+        let has = template::of(tokenizer.as_ref()).into_iter().next();
+        match written.filter(|source| has.is_none_or(|(_, text)| text != *source)) {
+            Some(source) => tokenizer::with_template(tokenizer, source).save(&self.out),
+            None => tokenizer.save(&self.out),
+        }
+        .map_err(work)?;
         options.noticed.news().iter().for_each(|line| tell!("{line}"));
         self.report(&shards, start.elapsed().as_secs_f64())
     }
@@ -85,13 +102,24 @@ impl Data {
         }
     }
 
+    /// The tokenizer that a file holds, where one is named.
+    fn named(&self) -> Result<Option<Arc<dyn Tokenizer>>, Failure> {
+        if matches!(self.tokenizer.as_str(), "word" | "byte" | "bpe") {
+            return Ok(None);
+        }
+        let built = tokenizer::build(&self.tokenizer, self.vocab_size, true, &mut std::iter::empty());
+        Ok(Some(built.map_err(request)?.tokenizer.into()))
+    }
+
     fn tokenizer(
         &self,
         open: &dyn Fn() -> Result<Files, SourceError>,
-    ) -> Result<std::sync::Arc<dyn Tokenizer>, Failure> {
+        template: &ChatTemplate,
+    ) -> Result<Arc<dyn Tokenizer>, Failure> {
         let mut documents = open().map_err(request)?;
         let mut document = Document::default();
         let mut texts = std::iter::from_fn(|| match documents.next(&mut document) {
+            Ok(true) if !document.parts.is_empty() => Some(Ok(template.unmarked(&document.text))),
             Ok(true) => Some(Ok(std::mem::take(&mut document.text))),
             Ok(false) => None,
             Err(e) => Some(Err(DocumentError::from(e))),

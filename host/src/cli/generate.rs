@@ -1,13 +1,20 @@
 //! `host generate`.
 
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::json;
 
 use super::output::{say, tell};
-use super::sampling::Sampling;
+use super::sampling::{Sampling, Settings};
 use super::trained::TrainedFlags;
 use super::{Failure, request, work};
+use crate::data::conversation::ChatTemplate;
+use crate::data::conversation::turn::{self, Question};
+use crate::data::tokenizer::Tokenizer;
+use crate::regular;
+use crate::run::Session;
 use crate::run::directory::{self, Trained};
 use crate::run::generate::{End, Generator};
 use crate::run::generation;
@@ -21,11 +28,50 @@ pub struct Generate {
     /// The text to continue; without it the beginning of a document
     #[arg(long, value_name = "TEXT", default_value = "")]
     prompt: String,
+    /// Answers conversations instead, by the model's chat template: a JSON list of messages, or an object with them (or a
+    /// prompt) on each line; - for standard input. A last answer is left out, and given in --json as `expected`
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    messages: Option<PathBuf>,
     #[command(flatten)]
     sampling: Sampling,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
+}
+
+/// What a model goes on behind, and what is said of it in JSON.
+struct Prompt {
+    ids: Vec<u32>,
+    said: serde_json::Value,
+}
+
+/// The most bytes of a file with conversations.
+const MOST_ASKED: u64 = 64 << 20;
+
+/// The conversations of a file, or of standard input.
+fn asked(path: &Path, chat: &ChatTemplate, tokenizer: &dyn Tokenizer) -> Result<Vec<Prompt>, Failure> {
+    let named = |e: &dyn std::fmt::Display| request(format!("{}: {e}", path.display()));
+    let text = if path == Path::new("-") {
+        let mut text = String::new();
+        io::stdin().take(MOST_ASKED).read_to_string(&mut text).map_err(|e| named(&e))?;
+        text
+    } else {
+        regular::text_at_most(path, MOST_ASKED).map_err(|e| named(&e))?
+    };
+    let conversations = turn::of_file(&text).map_err(|e| named(&e))?;
+    if conversations.is_empty() {
+        return Err(named(&"it holds no conversation"));
+    }
+    let prompts = (1..).zip(conversations).map(|(number, Question { messages, expected })| {
+        let ids = turn::tokens(tokenizer, chat, &messages);
+        let ids = ids.map_err(|e| named(&format!("conversation {number}: {e}")))?;
+        let mut said = json!({ "messages": messages });
+        if let Some(expected) = expected {
+            said["expected"] = expected.into();
+        }
+        Ok(Prompt { ids, said })
+    });
+    prompts.collect()
 }
 
 impl Generate {
@@ -36,25 +82,56 @@ impl Generate {
         let (settings, told) = self.sampling.settle(&model)?;
         let (config, Trained { mut session, tokenizer }) = self.trained.decoding(self.sampling.context)?;
         told.iter().for_each(|line| tell!("{}: {line}", crate::name::called()));
+        let chat = self.messages.as_ref().map(|_| ChatTemplate::of(tokenizer.as_ref()));
+        let prompts = match (&self.messages, &chat) {
+            (Some(path), Some(chat)) => asked(path, chat, tokenizer.as_ref())?,
+            _ => vec![self.beginning(tokenizer.as_ref())?],
+        };
+        let ending = chat.as_ref().map(|chat| turn::stop(tokenizer.as_ref(), chat));
+        let stop: Vec<String> =
+            self.sampling.stop.iter().cloned().chain(ending.transpose().map_err(request)?.flatten()).collect();
         let context = config.context();
-        let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
-        tokenizer.encode(&self.prompt, &mut prompt).map_err(request)?;
-        if prompt.is_empty() {
+        if let Some((number, Prompt { ids, .. })) =
+            (1..).zip(&prompts).find(|(_, prompt)| prompt.ids.len() > context as usize)
+        {
+            let which =
+                if self.messages.is_some() { format!("conversation {number}") } else { "the prompt".to_owned() };
+            return Err(request(format!("{which} has {} tokens and the context {context}; shorten it", ids.len())));
+        }
+        let until = Until::new(&model, tokenizer.as_ref(), config.vocab_size(), &stop);
+        let mut generator = Generator::new(context, config.vocab_size(), settings.seed);
+        for prompt in &prompts {
+            generator.clear();
+            self.answer(prompt, &mut generator, &mut session, tokenizer.as_ref(), &until, &settings)?;
+        }
+        Ok(())
+    }
+
+    /// The beginning of a text.
+    fn beginning(&self, tokenizer: &dyn Tokenizer) -> Result<Prompt, Failure> {
+        let mut ids: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
+        tokenizer.encode(&self.prompt, &mut ids).map_err(request)?;
+        if ids.is_empty() {
             return Err(request("this tokenizer has no mark of a document's beginning; give a --prompt"));
         }
-        if prompt.len() > context as usize {
-            return Err(request(format!(
-                "the prompt has {} tokens and the context {context}; shorten it",
-                prompt.len()
-            )));
-        }
-        let Until { ends, texts } = Until::new(&model, tokenizer.as_ref(), config.vocab_size(), &self.sampling.stop);
-        let mut generator = Generator::new(context, config.vocab_size(), settings.seed);
-        let mut ids = Vec::with_capacity(settings.max_tokens.min(context) as usize);
+        Ok(Prompt { ids, said: json!({ "prompt": self.prompt }) })
+    }
+
+    /// Goes on behind one prompt, and says how.
+    fn answer(
+        &self,
+        prompt: &Prompt,
+        generator: &mut Generator,
+        session: &mut Session,
+        tokenizer: &dyn Tokenizer,
+        Until { ends, texts }: &Until,
+        settings: &Settings,
+    ) -> Result<(), Failure> {
+        let mut ids = Vec::with_capacity(settings.max_tokens.min(1 << 20) as usize);
         let (most, limit) = (settings.max_tokens as usize, tokenizer.vocab_size() as usize);
-        let (mut output, mut text) = (Output::new(tokenizer.as_ref(), &texts), String::new());
+        let (mut output, mut text) = (Output::new(tokenizer, texts), String::new());
         let start = Instant::now();
-        let end = generator.run(&mut session, &settings.sampler, &prompt, most, limit, &ends, &mut |id| {
+        let end = generator.run(session, &settings.sampler, &prompt.ids, most, limit, ends, &mut |id| {
             ids.push(id);
             if !texts.is_empty() {
                 text.push_str(&output.push(id));
@@ -77,7 +154,12 @@ impl Generate {
                 End::Context => "context",
             };
             let gpu_seconds = session.device.gpu().map(|gpu| gpu.busy_seconds());
-            let mut line = json!({ "prompt": self.prompt, "ids": ids, "text": text, "end": end, "seconds": seconds });
+            let mut line = prompt.said.clone();
+            for (key, value) in
+                [("ids", json!(ids)), ("text", json!(text)), ("end", json!(end)), ("seconds", json!(seconds))]
+            {
+                line[key] = value;
+            }
             if let Some(gpu_seconds) = gpu_seconds {
                 line["gpu_seconds"] = gpu_seconds.into();
             }

@@ -25,6 +25,7 @@ mod shown;
 mod start;
 mod suggest;
 mod sweep;
+mod tales;
 mod team;
 mod train;
 mod trained;
@@ -166,6 +167,8 @@ enum Command {
     Vocab(vocab::Vocab),
     /// Encodes text once into token shards that train, plan and eval read with --data
     Data(data::Data),
+    /// Writes the built-in tales, or questions about them with their answers, as a file
+    Tales(tales::WriteTales),
     /// Makes a run of a model that was trained elsewhere
     Import(import::Import),
     /// Writes a trained model for other programs: Hugging Face's transformers, llama.cpp
@@ -319,6 +322,7 @@ pub fn main() -> ExitCode {
         Command::Logits(c) => c.run(),
         Command::Vocab(c) => c.run(),
         Command::Data(c) => c.run(),
+        Command::Tales(c) => c.run(),
         Command::Import(c) => c.run(),
         Command::Export(c) => c.run(),
         Command::Verify(c) => c.run(),

@@ -372,6 +372,7 @@ impl Job<'_> {
             }
             tell!("{}", on_device(config)?);
             tell_within(&name::spelled(&corpus.order(config)));
+            corpus.packing().map_err(request)?.iter().for_each(|line| tell_within(&name::spelled(line)));
             tell_within(&validation.describe(overlap));
             session.laid.introduction.iter().for_each(|line| tell!("{line}"));
             tell_of_ranks(config);
@@ -438,7 +439,8 @@ impl Job<'_> {
         // The baselines get the memory that the session gives back.
         drop(session);
         let said = lines.complete().and_then(|()| {
-            let most = config.baseline_tokens;
+            // Counts know no answers from prompts.
+            let most = if corpus.has_conversations() { 0 } else { config.baseline_tokens };
             let baselines =
                 (most > 0).then(|| corpus.baselines(&validation.set, most, machine.for_baselines(config, &plan)));
             let baselines = baselines.transpose().map_err(work)?;

@@ -62,6 +62,17 @@ pub enum InvalidUtf8 {
     Replace,
 }
 
+/// What is done with a conversation that is longer than a sequence.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overflow {
+    /// Its end is left out.
+    #[default]
+    Cut,
+    /// It is left out.
+    Drop,
+}
+
 /// Sequences of a micro-batch, as written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "toml::Value", into = "toml::Value")]

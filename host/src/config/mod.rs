@@ -34,8 +34,8 @@ mod vocabulary;
 mod warmup;
 
 pub use choices::{
-    Attention, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Order, Precision, TokenizerChoice,
-    Weights,
+    Attention, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision,
+    TokenizerChoice, Weights,
 };
 pub use count::{count, scored_tokens};
 pub use error::ConfigError;

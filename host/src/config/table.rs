@@ -9,7 +9,7 @@ use super::optimizer::USUAL;
 use super::value::{Decided, Value};
 use super::{
     Attention, BatchSize, ByteSize, ConfigError, DecayShape, Gradients, Groups, InvalidUtf8, LrSchedule, ModelConfig,
-    NameOrSize, Order, Precision, RawStage, Recompute, RecomputeChoice, RuleName, Span, StageConfig, Values,
+    NameOrSize, Order, Overflow, Precision, RawStage, Recompute, RecomputeChoice, RuleName, Span, StageConfig, Values,
 };
 use crate::plan::Link;
 
@@ -50,6 +50,13 @@ keys! {
             /// Skips lines of .jsonl, records of .csv and elements of .json that cannot be read as a document, and counts
             /// them
             skip_bad_lines: bool = false, switch().quiet();
+            /// How conversations become text: the file of a template in Jinja
+            chat_template: String => Option<String>, flag("FILE").quiet()
+                .shown("the tokenizer's; else the default")
+                .page("The file of a template in Jinja that makes text of conversations, see the \
+                       [guide](guide.md#conversations)");
+            /// Conversations that are longer than a sequence: cut leaves their end out, drop all of them
+            overflow: Overflow = Overflow::Cut, flag("cut|drop").quiet();
             /// Of what is streamed, shuffles files, and documents in blocks of so many, anew in each pass; 0 for their own
             /// order
             shuffle: u32 = 0, flag("N").by_preset().later();

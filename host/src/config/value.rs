@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::count::{count, in_file};
 use super::{
-    Attention, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LrSchedule, NameOrSize, Order, Precision,
-    Recompute, RecomputeChoice, RuleName, Span,
+    Attention, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LrSchedule, NameOrSize, Order, Overflow,
+    Precision, Recompute, RecomputeChoice, RuleName, Span,
 };
 
 /// A value as it is written, on the command line or in a file.
@@ -110,7 +110,7 @@ macro_rules! alike {
 
 alike!(counts u32, u64);
 alike!(numbers f32, f64);
-alike!(words Attention, DecayShape, Gradients, InvalidUtf8, LrSchedule, Order, Precision);
+alike!(words Attention, DecayShape, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision);
 values! {
     bool; value_parser!(bool); {}
     String; ValueParser::string(); {}

@@ -5,15 +5,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use capful_core::data::Stretch;
+use capful_core::train::Stage;
 
 use super::ahead;
 use super::choice::{self, Validation};
+use super::conversation::{ChatTemplate, TemplateError};
 use super::error::SourceError;
 use super::files::{Files, describe};
 use super::ngram::Baselines;
 use super::overlap::{self, Overlap};
 use super::sequences::Sequences;
 use super::sequences::consecutive::Consecutive;
+use super::sequences::packed::{Packed, Rows};
 use super::sequences::permuted::Permuted;
 use super::sequences::pool::{Pool, half};
 use super::shards::build::{Event, LOCK, estimate, open_or_build};
@@ -26,10 +29,10 @@ use super::source::{Document, Documents, Source, SourceOptions};
 use super::split::{DEFAULT_FRACTION, Part, Split};
 use super::stream::{Feed, TokenStream};
 use super::tales::TaleDocuments;
-use super::tokenizer::{self, Built, DocumentError, Tokenizer, TokenizerError};
+use super::tokenizer::{self, Built, DocumentError, Tokenizer, TokenizerError, template};
 use super::validation::ValidationSet;
 use super::whole::Whole;
-use crate::config::{Cache, Config, OWN, Order};
+use crate::config::{Cache, Config, OWN, Order, Overflow};
 
 /// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
 const TALES_READ: usize = 10_000;
@@ -43,6 +46,15 @@ pub enum CorpusError {
     /// The tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The chat template.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// Conversations for a model whose rows are streams.
+    #[error("{name}: holds conversations, and rows of a NeuroGen are streams; train a transformer on them")]
+    Streams {
+        /// The source.
+        name: String,
+    },
     /// The tokenizer has more ids than the model.
     #[error("the tokenizer has {tokens} ids and the model {model}; raise --vocab-size to at least {tokens}")]
     Vocabulary {
@@ -68,6 +80,9 @@ pub struct Corpus {
     encoders: u32,
     order: Order,
     stretches: Vec<Stretch>,
+    /// The shape of rows of conversations; nothing where it changes within the run.
+    rows: Option<Rows>,
+    overflow: Overflow,
     pool: u64,
     /// The source's tokens, where they can be read at any place.
     shards: Option<Arc<Shards>>,
@@ -101,9 +116,17 @@ impl Corpus {
     /// # Errors
     /// What is wrong with a source, the tokenizer or the cache.
     pub fn open(config: &Config, dir: &Path, say: &mut dyn FnMut(Event)) -> Result<Corpus, CorpusError> {
-        let (source, options, split) = Self::sources(config, None, false)?;
-        let built = build(config, &source, &options, split)?;
-        let mut corpus = Self::with(config, built.tokenizer.into(), source, options, split)?;
+        let named: Option<Arc<dyn Tokenizer>> = match config.tokenizer.as_str() {
+            "word" | "byte" | "bpe" => None,
+            file => Some(tokenizer::build(file, None, true, &mut std::iter::empty())?.tokenizer.into()),
+        };
+        let template = template(config, named.as_deref())?;
+        let (source, options, split) = Self::sources(config, None, false, template)?;
+        let tokenizer = match named {
+            Some(tokenizer) => tokenizer,
+            None => build(config, &source, &options, split)?.tokenizer.into(),
+        };
+        let mut corpus = Self::with(config, tokenizer, source, options, split)?;
         corpus.validation_began = corpus.look_at_validation()?;
         corpus.keep(config, dir, say)?;
         Ok(corpus)
@@ -122,8 +145,10 @@ impl Corpus {
         goes_on: Option<&mut dyn FnMut(Event)>,
     ) -> Result<Corpus, CorpusError> {
         let reopened = || {
-            let (source, options, split) = Self::sources(config, began.source, true)?;
-            let mut corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
+            let tokenizer = tokenizer::load(from)?;
+            let template = ChatTemplate::of(tokenizer.as_ref());
+            let (source, options, split) = Self::sources(config, began.source, true, template)?;
+            let mut corpus = Self::with(config, tokenizer.into(), source, options, split)?;
             corpus.validation_began = began.validation;
             match goes_on {
                 Some(say) => corpus.keep(config, dir, say)?,
@@ -139,8 +164,10 @@ impl Corpus {
     /// # Errors
     /// What is wrong with a source or the tokenizer.
     pub fn cache_of(config: &Config, from: &Path, dir: &Path, began: Began) -> Result<Option<PathBuf>, CorpusError> {
-        let (source, options, split) = Self::sources(config, began.source, true)?;
-        let corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
+        let tokenizer = tokenizer::load(from)?;
+        let template = ChatTemplate::of(tokenizer.as_ref());
+        let (source, options, split) = Self::sources(config, began.source, true, template)?;
+        let corpus = Self::with(config, tokenizer.into(), source, options, split)?;
         Ok(corpus.cached(config, dir)?.map(|(_, at)| at))
     }
 
@@ -179,12 +206,13 @@ impl Corpus {
             if config.order == Order::Random {
                 self.shards = self.given()?.map(Arc::new);
             }
-            return Ok(());
+            return self.keep_template(config);
         };
         if self.validation.is_some() {
             // What is wrong with it is said before the work, not after it.
             ValidationSet::first(self.feed(Part::Validation)?, 2)?;
         }
+        self.look_at_the_first(config)?;
         let feed = || self.whole(&self.source);
         let (threads, there) = (ahead::builders(config.threads), at.exists());
         let made = open_or_build(&at, origin, || estimate(feed()?), feed, threads, say);
@@ -194,8 +222,44 @@ impl Corpus {
         if made.is_err() {
             self.discard_empty();
         }
-        self.shards = Some(Arc::new(made?.verified()?));
+        self.shards = Some(Arc::new(made?.verified()?.written_by(self.options.template.key())?));
+        self.keep_template(config)
+    }
+
+    /// Refuses conversations for a run that cannot learn from them, before they are encoded, where the first document is
+    /// one.
+    fn look_at_the_first(&self, config: &Config) -> Result<(), CorpusError> {
+        if config.span().is_none() && self.rows.is_some() {
+            return Ok(());
+        }
+        let mut first = Document::default();
+        let there = open(&self.source, &self.options, self.seed, Part::All)?.next(&mut first)?;
+        match there && first.is_conversation() {
+            true if config.span().is_some() => Err(CorpusError::Streams { name: self.name() }),
+            true => Err(SourceError::Stages { name: self.name() }.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// The run's tokenizer is saved with the template of its conversations, where it has some.
+    fn keep_template(&mut self, config: &Config) -> Result<(), CorpusError> {
+        if !self.has_conversations() {
+            return Ok(());
+        }
+        if config.span().is_some() {
+            return Err(CorpusError::Streams { name: self.name() });
+        }
+        let source = self.options.template.source();
+        let has = template::of(self.tokenizer.as_ref());
+        if has.first().is_none_or(|(_, text)| text != source) {
+            self.tokenizer = tokenizer::with_template(Arc::clone(&self.tokenizer), source);
+        }
         Ok(())
+    }
+
+    /// Whether the run learns the answers of conversations.
+    pub fn has_conversations(&self) -> bool {
+        self.shards.as_ref().is_some_and(|shards| shards.manifest().template().is_some())
     }
 
     /// Removes the directories that were made for tokens and hold none.
@@ -231,7 +295,8 @@ impl Corpus {
             Err(e @ SourceError::Shard { .. }) => return Err(e),
             found => found.ok().flatten(),
         };
-        self.shards = found.map(Shards::verified).transpose()?.map(Arc::new);
+        let found = found.map(Shards::verified).transpose()?;
+        self.shards = found.map(|shards| shards.written_by(self.options.template.key())).transpose()?.map(Arc::new);
         Ok(())
     }
 
@@ -245,7 +310,7 @@ impl Corpus {
             let name = shards.name().to_owned();
             return Err(SourceError::TokenOther { name, what: "fingerprint", file, run });
         }
-        Ok(Some(shards.verified()?))
+        Ok(Some(shards.verified()?.written_by(self.options.template.key())?))
     }
 
     /// Every document of a source.
@@ -259,8 +324,9 @@ impl Corpus {
         config: &Config,
         began: Option<Snapshot>,
         goes_on: bool,
+        template: ChatTemplate,
     ) -> Result<(Source, SourceOptions, Split), CorpusError> {
-        let mut options = SourceOptions::of(config);
+        let mut options = SourceOptions { template, ..SourceOptions::of(config) };
         let source = parse(&config.data);
         if let Source::Path(path) = &source
             && Manifest::read(path)?.is_none()
@@ -307,6 +373,8 @@ impl Corpus {
             encoders,
             order: config.order,
             stretches: config.stretches(),
+            rows: rows(config),
+            overflow: config.overflow,
             pool: config.pool,
             shards: None,
             made: None,
@@ -366,6 +434,9 @@ impl Corpus {
     /// # Errors
     /// A source that cannot be read.
     pub fn training(&self) -> Result<Box<dyn Sequences>, SourceError> {
+        if let Some(packed) = self.packed()? {
+            return Ok(Box::new(packed));
+        }
         if let (Order::Random, Some(shards)) = (self.order, &self.shards) {
             let tokens = self.tokens(shards)?;
             let fingerprint = self.fingerprint()?;
@@ -381,12 +452,31 @@ impl Corpus {
         })
     }
 
-    fn tokens(&self, shards: &Arc<Shards>) -> Result<TrainingTokens, SourceError> {
-        let name = match &self.source {
+    /// Rows of the run's conversations; nothing where it learns from text.
+    fn packed(&self) -> Result<Option<Packed>, SourceError> {
+        let (Some(shards), true) = (&self.shards, self.has_conversations()) else { return Ok(None) };
+        let Some(rows) = self.rows else { return Err(SourceError::Stages { name: self.name() }) };
+        let of = (self.name(), self.fingerprint()?);
+        Packed::new(shards, &self.split, (&of.0, of.1), self.seed, rows, self.overflow).map(Some)
+    }
+
+    /// What came of the run's conversations, for people; nothing where it learns from text.
+    ///
+    /// # Errors
+    /// As [`Corpus::training`].
+    pub fn packing(&self) -> Result<Option<String>, SourceError> {
+        Ok(self.packed()?.zip(self.rows).map(|(packed, rows)| packed.packing().describe(rows.length)))
+    }
+
+    fn name(&self) -> String {
+        match &self.source {
             Source::Path(path) => path.display().to_string(),
             Source::Tales => "tales".to_owned(),
-        };
-        TrainingTokens::new(Arc::clone(shards), &self.split, &name)
+        }
+    }
+
+    fn tokens(&self, shards: &Arc<Shards>) -> Result<TrainingTokens, SourceError> {
+        TrainingTokens::new(Arc::clone(shards), &self.split, &self.name())
     }
 
     /// In what order the run reads, for people.
@@ -394,6 +484,9 @@ impl Corpus {
         let grain = self.stretches.iter().map(|s| s.length).max().unwrap_or(1);
         let sequences = if self.stretches.len() > 1 { "at most" } else { "of" };
         match (self.order, &self.shards) {
+            (Order::Random, Some(_)) if self.has_conversations() => {
+                "order: conversations whole, anew in a random order each epoch".to_owned()
+            }
             (Order::Random, Some(shards)) => format!(
                 "order: random, a permutation of all sequences {sequences} {grain} tokens each epoch; {} tokens in {}",
                 shards.manifest().tokens,
@@ -438,6 +531,9 @@ impl Corpus {
     pub fn training_tokens(&self) -> Result<u64, SourceError> {
         if self.source == Source::Tales {
             return Err(SourceError::Endless { name: "tales".to_owned() });
+        }
+        if let Some(packed) = self.packed()? {
+            return Ok(packed.epoch_tokens());
         }
         if let Some(shards) = &self.shards {
             return Ok(self.tokens(shards)?.tokens());
@@ -520,6 +616,23 @@ impl Corpus {
     }
 }
 
+/// The template of a run's conversations: the one that it names, else that of `tokenizer`.
+fn template(config: &Config, tokenizer: Option<&dyn Tokenizer>) -> Result<ChatTemplate, CorpusError> {
+    Ok(match (&config.chat_template, tokenizer) {
+        (Some(path), tokenizer) => ChatTemplate::of_file(path, tokenizer)?,
+        (None, Some(tokenizer)) => ChatTemplate::of(tokenizer),
+        (None, None) => ChatTemplate::default(),
+    })
+}
+
+/// The rows of a run whose steps are all alike.
+fn rows(config: &Config) -> Option<Rows> {
+    let stages = config.stages();
+    let of = |stage: &Stage| Rows { length: stage.seq_len, step: stage.step_tokens() / u64::from(stage.seq_len) };
+    let first = of(stages.first()?);
+    stages.iter().all(|stage| of(stage) == first).then_some(first)
+}
+
 /// Says of data of a run that is no longer there what to do, and leaves other errors as they are.
 fn gone(config: &Config, error: CorpusError) -> CorpusError {
     match error {
@@ -564,7 +677,7 @@ pub fn reading(config: &Config, began: Option<&Snapshot>) -> Vec<String> {
 /// # Errors
 /// What is wrong with the source or with the tokenizer.
 pub fn build_tokenizer(config: &Config) -> Result<Built, CorpusError> {
-    let (source, options, split) = Corpus::sources(config, None, false)?;
+    let (source, options, split) = Corpus::sources(config, None, false, template(config, None)?)?;
     build(config, &source, &options, split)
 }
 
@@ -584,7 +697,9 @@ fn build(config: &Config, source: &Source, options: &SourceOptions, split: Split
             match documents.next(&mut document) {
                 Ok(true) if split.holds(part, &document) => {
                     left -= 1;
-                    return Some(Ok(std::mem::take(&mut document.text)));
+                    let text = std::mem::take(&mut document.text);
+                    let conversation = !document.parts.is_empty();
+                    return Some(Ok(if conversation { options.template.unmarked(&text) } else { text }));
                 }
                 Ok(true) => {}
                 Ok(false) => return None,

@@ -1,5 +1,7 @@
 //! How much of a text its tokenizer knows.
 
+use capful_core::data::as_input;
+
 use super::corpus::Corpus;
 use super::split::Part;
 use super::tokenizer::Tokenizer;
@@ -24,9 +26,9 @@ impl Words {
     pub fn add(&mut self, set: &ValidationSet, tokenizer: &dyn Tokenizer) {
         let marks = [tokenizer.bos(), tokenizer.eos()];
         let Some(unk) = tokenizer.unk().filter(|unk| !marks.contains(&Some(*unk))) else { return };
-        for id in set.tokens().iter().filter(|id| !marks.contains(&Some(**id))) {
+        for id in set.tokens().iter().map(|id| as_input(*id)).filter(|id| !marks.contains(&Some(*id))) {
             self.all += 1;
-            self.unknown += u64::from(*id == unk);
+            self.unknown += u64::from(id == unk);
         }
     }
 

@@ -3,6 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use capful_core::data::CONTEXT;
+
+use super::conversation;
 use super::error::SourceError;
 use super::source::{Content, Document, Documents, Place};
 use super::split::{Part, Split};
@@ -46,9 +49,39 @@ impl Coder {
     }
 }
 
-/// Encodes a document's first piece or another one.
-fn encode(tokenizer: &dyn Tokenizer, begins: bool, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
-    if begins { tokenizer.encode(text, ids) } else { tokenizer.encode_rest(text, ids) }
+/// What a piece is a part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    /// A document that stands between marks, of which every token is a target.
+    Text,
+    /// A conversation, which has its marks in it; an answer, or what is no target.
+    Conversation { answer: bool },
+}
+
+impl Of {
+    /// Encodes a document's first piece or another one.
+    fn encode(
+        self,
+        tokenizer: &dyn Tokenizer,
+        begins: bool,
+        text: &str,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), EncodeError> {
+        let Self::Conversation { answer } = self else {
+            return if begins { tokenizer.encode(text, ids) } else { tokenizer.encode_rest(text, ids) };
+        };
+        let before = ids.len();
+        conversation::encode(tokenizer, begins, text, ids)?;
+        if !answer {
+            ids[before..].iter_mut().for_each(|id| *id |= CONTEXT);
+        }
+        Ok(())
+    }
+
+    /// Whether marks are put around its document.
+    fn is_marked(self) -> bool {
+        self == Self::Text
+    }
 }
 
 /// A piece of a document in a [`Load`].
@@ -60,6 +93,7 @@ pub(super) struct Piece {
     pub(super) begins: bool,
     /// The document's content where it is the last piece.
     ends: Option<Content>,
+    of: Of,
     /// Ends of its text, of its ids where they were given, and of its ids with marks.
     text: usize,
     given: usize,
@@ -117,15 +151,16 @@ impl Load {
         let (mut text, mut given) = (0, 0);
         self.ids.clear();
         for piece in &mut self.pieces {
-            self.ids.extend(coder.bos.filter(|_| piece.begins));
+            let of = piece.of;
+            self.ids.extend(coder.bos.filter(|_| piece.begins && of.is_marked()));
             if let Some(tokenizer) = &coder.tokenizer
                 && text < piece.text
-                && let Err(error) = encode(&**tokenizer, piece.begins, &self.text[text..piece.text], &mut self.ids)
+                && let Err(error) = of.encode(&**tokenizer, piece.begins, &self.text[text..piece.text], &mut self.ids)
             {
                 self.failed = Some(error);
             }
             self.ids.extend_from_slice(&self.given[given..piece.given]);
-            self.ids.extend(coder.eos.filter(|_| piece.ends.is_some()));
+            self.ids.extend(coder.eos.filter(|_| piece.ends.is_some() && of.is_marked()));
             (text, given, piece.ids) = (piece.text, piece.given, self.ids.len());
         }
     }
@@ -136,6 +171,7 @@ struct Cut {
     begins: bool,
     range: Range<usize>,
     ends: bool,
+    of: Of,
 }
 
 /// Reads documents and encodes them.
@@ -145,6 +181,8 @@ pub(super) struct Encoder {
     document: Document,
     content: Content,
     place: Place,
+    /// Whether it is a conversation.
+    conversation: bool,
     /// How much of the document (bytes of text, or ids) is encoded.
     at: usize,
     stage: Stage,
@@ -198,6 +236,7 @@ impl Encoder {
             document,
             content,
             place,
+            conversation: false,
             at: 0,
             stage: Stage::Done,
             ids,
@@ -222,6 +261,7 @@ impl Encoder {
             self.read += content.bytes.max(4 * self.document.ids.len() as u64);
             if self.feed.split.has(self.feed.part, content.hash) {
                 (self.at, self.stage, self.content) = (0, Stage::Begin, content);
+                self.conversation = self.document.is_conversation();
                 return Ok(true);
             }
         }
@@ -249,8 +289,12 @@ impl Encoder {
         }
         let begins = self.stage == Stage::Begin;
         let begin = self.at;
+        // Of a conversation whose ids are given it is in them.
+        let mut of = if self.conversation { Of::Conversation { answer: true } } else { Of::Text };
         let whole = if self.document.ids.is_empty() {
-            let rest = &self.document.text[begin..];
+            let part = self.document.parts.iter().find(|part| part.end > begin);
+            let rest = &self.document.text[begin..part.map_or(self.document.text.len(), |part| part.end)];
+            of = part.map_or(of, |part| Of::Conversation { answer: part.answer });
             self.at += if rest.len() <= PIECE { rest.len() } else { space_before(&rest.as_bytes()[..PIECE]) };
             self.document.text.len()
         } else {
@@ -259,7 +303,7 @@ impl Encoder {
         };
         let ends = self.at == whole;
         self.stage = if ends { Stage::Done } else { Stage::Middle };
-        Some(Cut { begins, range: begin..self.at, ends })
+        Some(Cut { begins, range: begin..self.at, ends, of })
     }
 
     /// Fills `load` with the next pieces, at most so many, going from document to document; `false` at the end of the
@@ -267,7 +311,7 @@ impl Encoder {
     pub(super) fn fill(&mut self, load: &mut Load, most: usize) -> Result<bool, SourceError> {
         load.clear();
         while load.pieces.len() < most && !load.full() {
-            let Some(Cut { begins, range, ends }) = self.cut() else {
+            let Some(Cut { begins, range, ends, of }) = self.cut() else {
                 if !self.advance()? {
                     return Ok(false);
                 }
@@ -280,7 +324,7 @@ impl Encoder {
             }
             let (text, given) = (load.text.len(), load.given.len());
             let ends = ends.then_some(self.content);
-            load.pieces.push(Piece { place: self.place, begins, ends, text, given, ids: 0 });
+            load.pieces.push(Piece { place: self.place, begins, ends, of, text, given, ids: 0 });
         }
         Ok(true)
     }
@@ -293,17 +337,17 @@ impl Encoder {
     /// Puts the next piece of the document into [`Encoder::ids`], or gives `false` when it is complete.
     pub(super) fn piece(&mut self) -> Result<bool, SourceError> {
         self.ids.clear();
-        let Some(Cut { begins, range, ends }) = self.cut() else { return Ok(false) };
-        self.ids.extend(self.coder.bos.filter(|_| begins));
+        let Some(Cut { begins, range, ends, of }) = self.cut() else { return Ok(false) };
+        self.ids.extend(self.coder.bos.filter(|_| begins && of.is_marked()));
         if self.document.ids.is_empty() {
             if let Some(tokenizer) = &self.coder.tokenizer {
-                let encoded = encode(&**tokenizer, begins, &self.document.text[range], &mut self.ids);
+                let encoded = of.encode(&**tokenizer, begins, &self.document.text[range], &mut self.ids);
                 encoded.map_err(|reason| SourceError::NotEncoded { name: self.name(), reason })?;
             }
         } else {
             self.ids.extend_from_slice(&self.document.ids[range]);
         }
-        self.ids.extend(self.coder.eos.filter(|_| ends));
+        self.ids.extend(self.coder.eos.filter(|_| ends && of.is_marked()));
         Ok(true)
     }
 
@@ -312,12 +356,19 @@ impl Encoder {
         &self.ids
     }
 
-    /// Bytes of the document's text that are encoded so far, in proportion where only their sum is known.
+    /// Bytes of the document's text that are encoded so far, in proportion where only their sum is known; of a conversation
+    /// those of all its answers.
     pub(super) fn bytes(&self) -> u64 {
         match self.document.ids.len() as u64 {
+            _ if self.conversation => self.content.bytes,
             0 => self.at as u64,
             ids => self.content.bytes * self.at as u64 / ids,
         }
+    }
+
+    /// Whether the current document is a conversation, without marks around it.
+    pub(super) fn is_conversation(&self) -> bool {
+        self.conversation
     }
 
     /// The exact log-probability of the current document, where its source knows it.

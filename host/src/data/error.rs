@@ -59,8 +59,10 @@ pub enum SourceError {
     Long { path: PathBuf, at: At, limit: u64 },
     #[error("{}, {at}: not a JSON object ({reason})", path.display())]
     Json { path: PathBuf, at: At, reason: String },
-    #[error("{}, {at}: no field {field:?}; its fields are {found}; name one of them as the text field", path.display())]
+    #[error("{}, {at}: no field {field:?}; its fields are {found}; name one of them as the text field (a conversation has {})", path.display(), super::conversation::messages::FIELDS)]
     NoField { path: PathBuf, at: At, field: String, found: String },
+    #[error("{}, {at}: a conversation that cannot be used ({reason}); mend it, or pass it over with --skip-bad-lines", path.display())]
+    Conversation { path: PathBuf, at: At, reason: String },
     #[error("{}, {at}: the field {field:?} is not a string", path.display())]
     NotAString { path: PathBuf, at: At, field: String },
     #[error("{}, {at}: not a JSON array or objects that follow each other ({reason})", path.display())]
@@ -127,6 +129,20 @@ pub enum SourceError {
     Endless { name: String },
     #[error("the n-gram baselines cannot be counted: {reason}")]
     Ngram { reason: String },
+    #[error(
+        "{name}: holds conversations, which are read whole and in a random order of all; leave out --order and --cache none"
+    )]
+    StreamedConversations { name: String },
+    #[error(
+        "{name}: holds conversations, which are packed into rows of one length, and this run has stages of several; train it with --seq-len"
+    )]
+    Stages { name: String },
+    #[error("{name}: no answer of its conversations fits into {length} tokens; raise --seq-len, or give shorter ones")]
+    NothingFits { name: String, length: u32 },
+    #[error(
+        "conversations are packed into rows of {length} tokens and a batch has rows of {other}; train with one length for the whole run"
+    )]
+    PackedRows { length: u32, other: usize },
     #[error("a batch of {rows} rows of {length} tokens was scheduled; the loader's slots hold 1 to {capacity} tokens")]
     Shape { rows: usize, length: usize, capacity: usize },
     #[error("rank {rank} of {ranks} ranks was given; the first rank is 0, and the last is one less than their number")]
@@ -154,6 +170,7 @@ impl SourceError {
                 | Self::Json { .. }
                 | Self::NoField { .. }
                 | Self::NotAString { .. }
+                | Self::Conversation { .. }
                 | Self::Csv { .. }
                 | Self::FieldUtf8 { .. }
                 | Self::Utf8 { .. }

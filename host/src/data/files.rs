@@ -311,6 +311,10 @@ impl Documents for Files {
         self.options.described(files)
     }
 
+    fn template(&self) -> Option<u64> {
+        Some(self.options.template.key())
+    }
+
     fn text_bytes(&self) -> Option<u64> {
         Some(self.text_bytes)
     }

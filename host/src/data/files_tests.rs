@@ -121,7 +121,8 @@ fn json_lines_are_read_with_escapes_blank_lines_and_any_field() {
     assert_eq!(
         error,
         format!(
-            "{}, line 1: no field \"other\"; its fields are text, n; name one of them as the text field",
+            "{}, line 1: no field \"other\"; its fields are text, n; name one of them as the text field (a conversation has \
+             messages, or prompt and completion)",
             path.display()
         )
     );

@@ -14,6 +14,8 @@ pub struct Flaws {
     pub surrogates: u64,
     /// Bytes in a row that are no UTF-8 and became U+FFFD.
     pub invalid: u64,
+    /// Answers of conversations that the chat template writes otherwise once more is said.
+    pub rewritten: u64,
     /// Lines, records and elements that were skipped since they could not be read.
     pub bad: u64,
     /// Why the first of them could not.
@@ -54,6 +56,11 @@ impl Flaws {
             some(self.nulls, "text is null and was passed over", "texts are null and were passed over"),
             some(self.surrogates, "lone surrogate became U+FFFD", "lone surrogates became U+FFFD"),
             some(self.invalid, "invalid UTF-8 sequence became U+FFFD", "invalid UTF-8 sequences became U+FFFD"),
+            some(
+                self.rewritten,
+                "answer is context alone, since the chat template writes it otherwise later",
+                "answers are context alone, since the chat template writes them otherwise later",
+            ),
             some(self.bad, "document cannot be read and was skipped", "documents cannot be read and were skipped")
                 .map(|bad| format!("{bad}, the first: {first}")),
         ];

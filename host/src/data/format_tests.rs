@@ -212,7 +212,10 @@ fn what_cannot_be_read_is_skipped_and_counted_where_that_is_asked_for() {
     let path = write(&directory, "c.jsonl", "{}\n{}\n");
     let said = read_all(&mut Files::open(&path, &options).unwrap()).unwrap_err().to_string();
     let at = path.display();
-    let first = format!("{at}, line 1: no field \"text\"; its fields are none; name one of them as the text field");
+    let first = format!(
+        "{at}, line 1: no field \"text\"; its fields are none; name one of them as the text field (a conversation has \
+         messages, or prompt and completion)"
+    );
     assert_eq!(said, format!("{at}: none of its documents can be read, 2 were skipped; the first: {first}"));
 }
 

@@ -164,8 +164,8 @@ impl JsonFile {
         SourceError::Long { path: self.path.clone(), at: self.at(), limit: self.limit }
     }
 
-    /// Reads one element's text; `false` behind the last.
-    fn step(&mut self, text: &mut String, flaws: &mut Flaws) -> Result<bool, SourceError> {
+    /// Reads one element; `false` behind the last.
+    fn step(&mut self, document: &mut Document, flaws: &mut Flaws) -> Result<bool, SourceError> {
         if !self.advance()? {
             return Ok(false);
         }
@@ -178,16 +178,16 @@ impl JsonFile {
             flaws.nulls += 1;
             Ok(())
         } else {
-            self.documents.read(&mut self.element, begin, at, text, flaws)
+            self.documents.read(&mut self.element, begin, at, document, flaws)
         };
-        self.documents.settle(read, text, flaws)?;
+        self.documents.settle(read, document, flaws)?;
         (self.number, self.offset) = (self.number + 1, self.input.offset());
         Ok(true)
     }
 
     /// Looks at the first element, which may lack the text; `false` where there is none.
     pub(super) fn first(&mut self) -> Result<bool, SourceError> {
-        self.step(&mut String::new(), &mut Flaws::default())
+        self.step(&mut Document::default(), &mut Flaws::default())
     }
 }
 
@@ -199,7 +199,7 @@ impl Reader for JsonFile {
                 let (place, most) = (at.to_string(), human_bytes(MOST_BLANK));
                 return Err(SourceError::Blank { path: self.path.clone(), place, most });
             }
-            if !self.step(&mut document.text, flaws)? {
+            if !self.step(document, flaws)? {
                 return Ok(false);
             }
         }

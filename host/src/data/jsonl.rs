@@ -1,10 +1,11 @@
-//! One JSON object a line; the text stands in one field of it.
+//! One JSON object a line; the text stands in one field of it, or it is a conversation.
 //!
 //! Blank lines are passed over, and so are empty texts and those that are null.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
+use super::conversation::{ChatTemplate, messages};
 use super::error::{At, SourceError};
 use super::files::{MOST_BLANK, Reader};
 use super::flaws::Flaws;
@@ -22,13 +23,14 @@ pub(super) struct DocumentReader {
     field: String,
     invalid: InvalidUtf8,
     skip: bool,
+    template: ChatTemplate,
 }
 
 impl DocumentReader {
     /// For the file at `path`.
     pub(super) fn new(path: &Path, options: &SourceOptions) -> Self {
         let (field, invalid, skip) = (options.text_field.clone(), options.invalid_utf8, options.skip_bad_lines);
-        Self { path: path.to_path_buf(), field, invalid, skip }
+        Self { path: path.to_path_buf(), field, invalid, skip, template: options.template.clone() }
     }
 
     /// Whether documents that cannot be read are skipped.
@@ -36,14 +38,14 @@ impl DocumentReader {
         self.skip
     }
 
-    /// Appends the text of the value `json` to `text`; nothing where there is only white space. The value stands at byte
-    /// `begin`, at place `at` for people.
+    /// Puts what the value `json` holds into the empty `document`; nothing where there is only white space. The value stands
+    /// at byte `begin`, at place `at` for people.
     pub(super) fn read(
         &self,
         json: &mut Vec<u8>,
         begin: u64,
         at: At,
-        text: &mut String,
+        document: &mut Document,
         flaws: &mut Flaws,
     ) -> Result<(), SourceError> {
         let line = readable(json, self.invalid, flaws).map_err(|e| e.of(&self.path, begin))?;
@@ -53,26 +55,41 @@ impl DocumentReader {
         if let Cow::Owned(line) = line {
             *json = line.into_bytes();
         }
-        text_of(json, &self.field, text, flaws).map_err(|e| {
-            let (path, field) = (self.path.clone(), self.field.clone());
-            match e {
-                NoText::Json(reason) => SourceError::Json { path, at, reason },
-                NoText::NoField(found) => SourceError::NoField { path, at, field, found },
-                NoText::NotAString => SourceError::NotAString { path, at, field },
-            }
+        let (path, field) = (self.path.clone(), self.field.clone());
+        Err(match text_of(json, &self.field, &mut document.text, flaws) {
+            Ok(()) => return Ok(()),
+            Err(NoText::Json(reason)) => SourceError::Json { path, at, reason },
+            Err(NoText::NotAString) => SourceError::NotAString { path, at, field },
+            Err(NoText::NoField(found)) => match self.conversation(json, document, flaws) {
+                Ok(true) => return Ok(()),
+                Ok(false) => SourceError::NoField { path, at, field, found },
+                Err(reason) => SourceError::Conversation { path, at, reason },
+            },
         })
+    }
+
+    /// Makes the text of the conversation that the value `json` is; `false` where it is none.
+    fn conversation(&self, json: &[u8], document: &mut Document, flaws: &mut Flaws) -> Result<bool, String> {
+        let Some(messages) = messages::of_json(json)? else { return Ok(false) };
+        let rendered = self.template.answers(&messages).map_err(|e| e.to_string())?;
+        if !rendered.parts.iter().any(|part| part.answer) {
+            return Err("its answers are empty".to_owned());
+        }
+        flaws.rewritten += rendered.rewritten;
+        (document.text, document.parts) = (rendered.text, rendered.parts);
+        Ok(true)
     }
 
     /// Skips a document that could not be read, where the run wants that.
     pub(super) fn settle(
         &self,
         read: Result<(), SourceError>,
-        text: &mut String,
+        document: &mut Document,
         flaws: &mut Flaws,
     ) -> Result<(), SourceError> {
         match read {
             Err(e) if self.skip => {
-                text.clear();
+                document.clear();
                 flaws.skip(e)
             }
             read => read,
@@ -151,13 +168,13 @@ impl Reader for JsonLines {
                 self.line.drain(..BOM.len());
                 start += BOM.len() as u64;
             }
-            let (at, text) = (self.at(), &mut document.text);
+            let at = self.at();
             let read = if fits {
-                self.documents.read(&mut self.line, start, at, text, flaws)
+                self.documents.read(&mut self.line, start, at, document, flaws)
             } else {
                 Err(SourceError::Long { path: self.path.clone(), at, limit: self.limit })
             };
-            self.documents.settle(read, text, flaws)?;
+            self.documents.settle(read, document, flaws)?;
             self.offset = self.input.offset();
             self.number += 1;
             if !document.text.is_empty() {

@@ -98,6 +98,7 @@ struct Slot {
     shape: Shape,
     number: u64,
     position: Position,
+    targets_of_step: Option<u64>,
 }
 
 impl Slot {
@@ -105,7 +106,7 @@ impl Slot {
         let zeros = || vec![0; capacity].into_boxed_slice();
         let shape = Shape { rows: 0, length: 0 };
         let position = Position::default();
-        Self { tokens: zeros(), targets: zeros(), offsets: zeros(), shape, number: 0, position }
+        Self { tokens: zeros(), targets: zeros(), offsets: zeros(), shape, number: 0, position, targets_of_step: None }
     }
 
     fn size(&self) -> usize {
@@ -220,7 +221,9 @@ impl Filler {
             return Err(SourceError::Shape { rows, length, capacity });
         };
         (slot.shape, slot.number) = (Shape { rows, length }, self.number);
-        self.sequences.fill(&mut batch)
+        let filled = self.sequences.fill(&mut batch)?;
+        slot.targets_of_step = self.sequences.targets_of_step();
+        Ok(filled)
     }
 }
 
@@ -407,6 +410,11 @@ impl Batch<'_> {
     /// How many tokens of its document precede each input, B·T: 0 marks a document's start.
     pub fn offsets(&self) -> &[u32] {
         &self.slot().offsets[..self.slot().size()]
+    }
+
+    /// See [`Sequences::targets_of_step`].
+    pub fn targets_of_step(&self) -> Option<u64> {
+        self.slot().targets_of_step
     }
 
     /// Where the sequences must be for the next round to follow this batch's: the same for all ranks. Within a block it

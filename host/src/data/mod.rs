@@ -12,6 +12,7 @@
 
 pub mod ahead;
 pub mod choice;
+pub mod conversation;
 pub mod corpus;
 pub mod coverage;
 pub mod error;

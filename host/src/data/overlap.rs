@@ -3,6 +3,8 @@
 //! Documents are told apart by their whole content, so parts of them may be on both sides: licences, headers, quotations.
 //! A model that has learned those by heart scores better on them than on new text.
 
+use capful_core::data::CONTEXT;
+
 use super::error::SourceError;
 use super::shards::training::TrainingTokens;
 use super::validation::ValidationSet;
@@ -142,8 +144,10 @@ pub fn look_for(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Op
         at += (buffer.len() - kept) as u64;
         grams.look_through(&buffer);
     }
-    // A document's first token is not scored.
-    let scored = set.places().flat_map(|document| document.skip(1)).filter_map(|at| grams.found.get(at));
+    // A document's first token is not scored, nor is context.
+    let is_target = |at: &usize| set.tokens()[*at] & CONTEXT == 0;
+    let scored = set.places().flat_map(|document| document.skip(1)).filter(is_target);
+    let scored = scored.filter_map(|at| grams.found.get(at));
     let (found, all) = scored.fold((0u64, 0u64), |(found, all), yes| (found + u64::from(*yes), all + 1));
     Ok(Some(Overlap { share: found as f64 / all.max(1) as f64, whole: end == training.tokens() }))
 }

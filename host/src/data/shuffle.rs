@@ -103,6 +103,9 @@ impl Shuffled {
             if !self.source.next(document)? {
                 break;
             }
+            if document.is_conversation() {
+                return Err(SourceError::StreamedConversations { name: self.source.name().to_owned() });
+            }
             self.block.push(document);
         }
         // Every place of every reading has numbers of its own.

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use capful_core::data::CONTEXT;
 use capful_core::random::stream;
 use serde::{Deserialize, Serialize};
 
+use super::conversation::{ChatTemplate, Part};
 use super::error::SourceError;
 use super::flaws::Noticed;
 use super::snapshot::Snapshot;
@@ -48,6 +50,8 @@ pub struct SourceOptions {
     /// Whether files are chosen and read as by versions that did not save what they are: of a directory its own files of
     /// text, JSON lines and parquet only. Default: they are not.
     pub formerly: bool,
+    /// What makes the text of conversations. Default: the default template, for our own tokenizers.
+    pub template: ChatTemplate,
     /// Where readings say what was no text.
     pub noticed: Noticed,
 }
@@ -61,6 +65,7 @@ impl Default for SourceOptions {
             max_document: 16 << 20,
             began: None,
             formerly: false,
+            template: ChatTemplate::default(),
             noticed: Noticed::default(),
         }
     }
@@ -86,8 +91,11 @@ impl SourceOptions {
 pub struct Document {
     /// The text; empty where the source holds ids.
     pub text: String,
-    /// The ids, without document marks, where the source is already tokenized; otherwise empty.
+    /// The ids where the source is already tokenized; otherwise empty. Of a conversation they are all, and those that are
+    /// no targets have the bit [`CONTEXT`]; of other documents they are without document marks.
     pub ids: Vec<u32>,
+    /// The parts of the text of a conversation; otherwise empty.
+    pub parts: Vec<Part>,
     /// The natural logarithm of the document's probability, end mark included, where the source knows it.
     pub log_probability: Option<f64>,
     /// What is known of the text of which the source holds the ids.
@@ -99,7 +107,7 @@ pub struct Document {
 pub struct Content {
     /// A hash of it: the same for copies. It decides on which side of a split they are.
     pub hash: u64,
-    /// Bytes of its text; 0 where the text is not known.
+    /// Bytes of its text, of a conversation those of its answers; 0 where the text is not known.
     pub bytes: u64,
 }
 
@@ -108,8 +116,14 @@ impl Document {
     pub fn clear(&mut self) {
         self.text.clear();
         self.ids.clear();
+        self.parts.clear();
         self.log_probability = None;
         self.content = None;
+    }
+
+    /// Whether it is a conversation: a template wrote its marks, and only answers are targets.
+    pub fn is_conversation(&self) -> bool {
+        !self.parts.is_empty() || self.ids.iter().any(|id| id & CONTEXT != 0)
     }
 
     /// What is known of its content. Takes time in proportion to it.
@@ -118,7 +132,13 @@ impl Document {
             return content;
         }
         if self.ids.is_empty() {
-            return Content { hash: stream(&self.text), bytes: self.text.len() as u64 };
+            let begins = std::iter::once(0).chain(self.parts.iter().map(|part| part.end));
+            let answers = self.parts.iter().zip(begins).filter(|(part, _)| part.answer);
+            let bytes = match self.parts.is_empty() {
+                true => self.text.len(),
+                false => answers.map(|(part, begin)| part.end - begin).sum(),
+            };
+            return Content { hash: stream(&self.text), bytes: bytes as u64 };
         }
         // FNV-1a, a whole id at a time.
         let mix = |hash: u64, &id: &u32| (hash ^ u64::from(id)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -165,6 +185,11 @@ pub trait Documents: Send {
 
     /// Goes on from `place`, which `place()` has given for the same data in the same reading.
     fn seek(&mut self, place: Place) -> Result<(), SourceError>;
+
+    /// Which chat template wrote its conversations, where it may have some: see [`ChatTemplate::key`].
+    fn template(&self) -> Option<u64> {
+        None
+    }
 
     /// The source's name, for messages.
     fn name(&self) -> &str;

@@ -1,6 +1,6 @@
 //! One stream of tokens out of documents, with one cursor.
 
-use capful_core::data::Token;
+use capful_core::data::{CONTEXT, Token};
 use serde::{Deserialize, Serialize};
 
 use super::ahead::Ahead;
@@ -66,6 +66,9 @@ impl TokenStream {
     pub fn next_token(&mut self) -> Result<Option<Token>, SourceError> {
         loop {
             if let Some(&id) = self.ahead.ids().get(self.at) {
+                if id & CONTEXT != 0 {
+                    return Err(SourceError::StreamedConversations { name: self.ahead.name() });
+                }
                 let token = Token { id, offset: self.position.token };
                 self.at += 1;
                 self.position.token += 1;

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use capful_core::data::DocumentRows;
+use capful_core::data::{CONTEXT, DocumentRows};
 
 use super::encode::{Encoder, Feed};
 use super::error::SourceError;
@@ -16,6 +16,11 @@ const FEW: usize = 64;
 /// The most documents of a set of `max_tokens`.
 pub(super) fn most_documents(max_tokens: usize) -> usize {
     max_tokens / TOKENS_A_DOCUMENT + FEW
+}
+
+/// How many of a document's tokens are scored.
+fn targets(document: &[u32]) -> usize {
+    document.iter().skip(1).filter(|id| **id & CONTEXT == 0).count()
 }
 
 /// What is scored of a document: its first ids.
@@ -35,17 +40,21 @@ impl Beginning {
     /// # Errors
     /// Text that cannot be encoded.
     pub(super) fn of(encoder: &mut Encoder, most: usize) -> Result<Option<Self>, SourceError> {
-        let (mut ids, mut all) = (Vec::new(), 0);
+        let (mut ids, mut all, mut answers) = (Vec::new(), 0, 0);
         while encoder.piece()? {
             let piece = encoder.ids();
+            answers += piece.iter().filter(|id| **id & CONTEXT == 0).count();
             ids.extend_from_slice(&piece[..piece.len().min(most - ids.len())]);
             all += piece.len();
         }
         let (_, bos, eos) = encoder.coder().marks();
-        let marks = usize::from(bos.is_some()) + usize::from(eos.is_some());
+        let marked = !encoder.is_conversation();
+        let marks = usize::from(marked && bos.is_some()) + usize::from(marked && eos.is_some());
         let log_probability = encoder.log_probability().filter(|_| ids.len() == all);
-        let bytes = (u128::from(encoder.bytes()) * ids.len() as u128 / all.max(1) as u128) as u64;
-        Ok((all > marks && ids.len() > 1).then_some(Self { ids, bytes, log_probability }))
+        let (kept, of) = if marked { (ids.len(), all) } else { (targets(&ids), answers) };
+        let bytes = (u128::from(encoder.bytes()) * kept as u128 / of.max(1) as u128) as u64;
+        let any = if marked { all > marks && ids.len() > 1 } else { kept > 0 };
+        Ok(any.then_some(Self { ids, bytes, log_probability }))
     }
 }
 
@@ -116,9 +125,14 @@ impl ValidationSet {
         self.ends.len()
     }
 
-    /// How many tokens have a predecessor in their document, and so are scored.
+    /// How many tokens are scored: those that have a predecessor in their document and are no context.
     pub fn targets(&self) -> usize {
-        self.tokens.len() - self.ends.len()
+        self.iter().map(targets).sum()
+    }
+
+    /// Whether there are conversations among them, of which only answers are scored.
+    pub fn has_conversations(&self) -> bool {
+        self.tokens.iter().any(|id| id & CONTEXT != 0)
     }
 
     /// Bytes of their text; 0 for token files, whose text is not known.
@@ -131,7 +145,7 @@ impl ValidationSet {
         self.log_probability.filter(|_| !self.ends.is_empty())
     }
 
-    /// All tokens, document after document.
+    /// All tokens, document after document; those that are read and not scored have the bit [`CONTEXT`].
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }

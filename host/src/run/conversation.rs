@@ -152,6 +152,31 @@ impl Conversation {
         most: usize,
         hear: &mut dyn FnMut(Event<'_>),
     ) -> Result<Answer, DeviceError> {
+        self.begin(ids);
+        self.reply(model, sampler, most, hear)
+    }
+
+    /// Puts `ids` in the place of all that was said, as one turn: what they have in common with it need not be fed again.
+    pub fn replace(&mut self, model: &Trained, ids: Vec<u32>) {
+        let fed = &self.tokens[..self.generator.position()];
+        let same = fed.iter().zip(&ids).take_while(|(a, b)| a == b).count();
+        // The last one is fed with the answer.
+        self.generator.keep(&model.session, same.min(ids.len().saturating_sub(1)));
+        self.turns = [ids.len()].into();
+        (self.tokens, self.ended) = (ids, false);
+    }
+
+    /// Lets the model go on behind the last turn, as [`Conversation::answer`] does.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn reply(
+        &mut self,
+        model: &mut Trained,
+        sampler: &Sampler,
+        most: usize,
+        hear: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Answer, DeviceError> {
         let (Trained { session, tokenizer }, mut said) = (model, Vec::new());
         let limit = tokenizer.vocab_size() as usize;
         let until = std::mem::take(&mut self.until);
@@ -160,7 +185,6 @@ impl Conversation {
             hear(Event::Text(&more));
             text.push_str(&more);
         };
-        self.begin(ids);
         loop {
             let begun = said.len();
             // What is left is read again after each drop: seldom and much is dropped rather than often and little.

@@ -27,7 +27,8 @@ pub struct Outlook {
 
 /// Tokens of the training text and bytes of held-out text a token, where they are known without reading it.
 pub fn of_text(corpus: &Corpus, validation: &ValidationSet) -> Option<(u64, f64)> {
-    let unique = corpus.shards().and_then(|_| corpus.training_tokens().ok())?;
+    // The law is one of text.
+    let unique = corpus.shards().filter(|_| !corpus.has_conversations()).and_then(|_| corpus.training_tokens().ok())?;
     Some((unique, validation.bytes() as f64 / validation.targets().max(1) as f64))
 }
 

@@ -35,7 +35,7 @@ use super::speed::Speedometer;
 use crate::allocations::{self, Activity};
 use crate::config::{Config, ConfigError};
 use crate::data::corpus::Corpus;
-use crate::data::loader::{Loader, Slots, Turn};
+use crate::data::loader::{Batch, Loader, Slots, Turn};
 use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
 use crate::device::{DeviceError, Ticket};
@@ -275,7 +275,7 @@ impl<'a> Trainer<'a> {
         let settings = Settings::of(step, rate, &self.config.optimizer(), stage.clip, stage.step_tokens());
         let next = self.config.averaging().map(|averaging| Averaged::next(&averaging, step, averaged));
         let (average, averaging) = next.unwrap_or_default();
-        let settings = Settings { decay, average, ..settings };
+        let mut settings = Settings { decay, average, ..settings };
         let micro_batches = self.session.laid.sections.accumulate[index];
         let ranks = self.session.laid.sections.ranks;
         for micro in 0..micro_batches {
@@ -291,6 +291,10 @@ impl<'a> Trainer<'a> {
                 }
             };
             self.waited += asked.elapsed().as_secs_f64();
+            if let Some(targets) = batch.as_ref().and_then(Batch::targets_of_step) {
+                // The mean is over what is learnt, however it lies in the micro-batches.
+                settings.loss_scale = (1.0 / targets.max(1) as f64) as f32;
+            }
             if micro == 0 {
                 // Not before its data is there: waiting for the reader is no work of the GPU's.
                 self.session.begin(settings)?;

@@ -7,6 +7,7 @@ mod bad_input;
 mod best;
 mod chat;
 mod chip;
+mod conversations;
 mod cuda;
 mod curriculum;
 mod damage;

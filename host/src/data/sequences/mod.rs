@@ -1,9 +1,11 @@
 //! The sequences of a run, in the order in which it learns from them.
 //!
-//! [`permuted`] reads tokens that can be reached at any place in a random order of all sequences; [`pool`] draws from a
-//! bounded part of a stream; [`consecutive`] goes through a stream as it comes.
+//! [`permuted`] reads tokens that can be reached at any place in a random order of all sequences; [`packed`] fills rows
+//! with whole conversations; [`pool`] draws from a bounded part of a stream; [`consecutive`] goes through a stream as it
+//! comes.
 
 pub mod consecutive;
+pub mod packed;
 pub mod permuted;
 pub mod pool;
 
@@ -27,6 +29,12 @@ pub trait Sequences: Send {
     /// # Errors
     /// As [`Sequences::fill`].
     fn skip(&mut self, rows: usize, length: usize) -> Result<bool, SourceError>;
+
+    /// Targets of the whole step that the last sequences are of, those of all its micro-batches and ranks; nothing where
+    /// every position has one.
+    fn targets_of_step(&self) -> Option<u64> {
+        None
+    }
 
     /// Where the next sequence begins.
     fn position(&self) -> Position;

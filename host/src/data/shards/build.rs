@@ -162,6 +162,8 @@ struct Builder<'a> {
     dir: &'a Path,
     pieces: Ahead,
     manifest: Manifest,
+    /// The key of the template that writes conversations.
+    template: Option<u64>,
     /// Whether the shards that were found hold all of the source.
     complete: bool,
 }
@@ -169,6 +171,7 @@ struct Builder<'a> {
 impl<'a> Builder<'a> {
     fn new(dir: &'a Path, origin: Origin, feed: Feed, found: Vec<Shard>, threads: u32) -> Result<Self, SourceError> {
         let source = feed.documents.name().to_owned();
+        let template = feed.documents.template();
         let mut pieces = Ahead::new(feed, threads)?;
         let next = found.last().map(|shard| shard.contents().next);
         // The last shard of a set names the source's beginning, where no shard can go on: only the manifest is missing.
@@ -187,9 +190,12 @@ impl<'a> Builder<'a> {
             documents: total(|c| c.documents),
             tokens: total(|c| c.tokens),
             bytes: total(|c| c.bytes),
+            template: None,
             digest: None,
         };
-        Ok(Self { dir, pieces, manifest, complete })
+        let mut builder = Self { dir, pieces, manifest, template, complete };
+        builder.note(total(|c| c.context));
+        Ok(builder)
     }
 
     fn run(mut self, say: &mut dyn FnMut(Event)) -> Result<Manifest, SourceError> {
@@ -227,6 +233,13 @@ impl<'a> Builder<'a> {
         Ok(self.manifest)
     }
 
+    /// Notes the template where so many ids are no targets.
+    fn note(&mut self, context: u64) {
+        if context > 0 {
+            self.manifest.template = self.template.map(|key| format!("{key:016x}"));
+        }
+    }
+
     fn finish(&mut self, writer: Writer, next: Place) -> Result<(), SourceError> {
         let contents = *writer.contents();
         let finished = writer.finish(next);
@@ -235,6 +248,7 @@ impl<'a> Builder<'a> {
         self.manifest.documents += contents.documents;
         self.manifest.tokens += contents.tokens;
         self.manifest.bytes += contents.bytes;
+        self.note(contents.context);
         Ok(())
     }
 }

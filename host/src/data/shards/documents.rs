@@ -38,6 +38,11 @@ impl Documents for ShardDocuments {
             document.ids.resize((end[0].saturating_sub(self.at)) as usize, 0);
             shard.ids(self.at, &mut document.ids, &mut self.bytes, vocab)?;
             document.content = Some(shard.content(self.document)?);
+            if document.is_conversation() {
+                // Its marks are in it.
+                (self.document, self.at) = (self.document + 1, end[0]);
+                return Ok(true);
+            }
             // Whoever encodes puts the marks back.
             if eos.is_some() && document.ids.last().copied() == eos {
                 document.ids.pop();
@@ -75,5 +80,9 @@ impl Documents for ShardDocuments {
 
     fn has_text(&self) -> bool {
         false
+    }
+
+    fn template(&self) -> Option<u64> {
+        self.shards.manifest.template()
     }
 }

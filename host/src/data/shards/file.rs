@@ -11,11 +11,13 @@
 //!  40.. 48 the set's key
 //!  48.. 72 where the source goes on behind the shard: file (4 bytes; 4 of 0), offset, document
 //!  72.. 80 XXH3-64 of everything else: bytes 0..72, then 80.. to the end
-//!  80..128 0
+//!  80.. 88 how many of the ids are no targets: the prompts of conversations
+//!  88..128 0
 //! 128..    n ids, filled up to 8 bytes
 //!    ..    d numbers of 8 bytes: ids up to and with each document
 //!    ..    d numbers of 8 bytes: the hash of its content, which decides whether it is held out
-//!    ..    d numbers of 8 bytes: bytes of its text
+//!    ..    d numbers of 8 bytes: bytes of its text, of a conversation those of its answers
+//!    ..    where there are any, a bit for each id that is no target, the lowest of a byte first, filled up to 8 bytes
 //! ```
 //!
 //! Files are read at a place, not mapped: a file that is cut short while it is in use is then an error and no signal.
@@ -25,6 +27,7 @@ use std::hash::Hasher;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use capful_core::data::{CONTEXT, as_input};
 use twox_hash::xxhash3_64::Hasher as Digest;
 
 use super::super::error::SourceError;
@@ -55,6 +58,8 @@ pub struct Contents {
     pub bytes: u64,
     /// Bytes an id.
     pub width: u64,
+    /// Ids that are no targets: those of conversations that are read alone.
+    pub context: u64,
     /// The key of the set that it is of.
     pub key: u64,
     /// Where the source goes on behind it.
@@ -71,7 +76,8 @@ impl Contents {
     /// Bytes of the file, where they can be counted.
     fn length(&self) -> Option<u64> {
         let ids = self.tokens.checked_mul(self.width)?.checked_next_multiple_of(8)?;
-        self.documents.checked_mul(24)?.checked_add(ids)?.checked_add(HEADER)
+        let bits = if self.context > 0 { self.tokens.div_ceil(64) * 8 } else { 0 };
+        self.documents.checked_mul(24)?.checked_add(ids)?.checked_add(HEADER)?.checked_add(bits)
     }
 
     fn header(&self) -> [u8; HEADER as usize] {
@@ -80,8 +86,17 @@ impl Contents {
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         bytes[12..16].copy_from_slice(&(self.width as u32).to_le_bytes());
         let Place { file, offset, document, .. } = self.next;
-        let numbers =
-            [self.tokens, self.documents, self.bytes, self.key, u64::from(file), offset, document, self.digest];
+        let numbers = [
+            self.tokens,
+            self.documents,
+            self.bytes,
+            self.key,
+            u64::from(file),
+            offset,
+            document,
+            self.digest,
+            self.context,
+        ];
         for (at, number) in bytes[16..].chunks_exact_mut(8).zip(numbers) {
             at.copy_from_slice(&number.to_le_bytes());
         }
@@ -114,6 +129,7 @@ impl Contents {
             key: long(40),
             next,
             digest: long(72),
+            context: long(80),
         };
         if contents.header() != bytes {
             return Err(damaged("its header is not what was written"));
@@ -178,7 +194,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Ids from the one of number `at` on, as many as `ids` holds; they exist. `bytes` is room to read them in.
+    /// Ids from the one of number `at` on, as many as `ids` holds; they exist. Those that are no targets have the bit
+    /// [`CONTEXT`]. `bytes` is room to read them in.
     ///
     /// # Errors
     /// The file system; an id that is not below `vocab`.
@@ -197,6 +214,22 @@ impl Shard {
         }
         if most >= vocab {
             return Err(damaged(&self.path, &format!("it holds id {most} and the vocabulary has {vocab}")));
+        }
+        if self.contents.context > 0 && !ids.is_empty() {
+            self.mark_context(at, ids, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Adds [`CONTEXT`] to the ids from number `at` on that are no targets.
+    fn mark_context(&self, at: u64, ids: &mut [u32], bytes: &mut Vec<u8>) -> Result<(), SourceError> {
+        let (first, last) = (at / 64, (at + ids.len() as u64 - 1) / 64);
+        bytes.resize((last - first + 1) as usize * 8, 0);
+        let begin = HEADER + self.contents.ids() + 24 * self.contents.documents;
+        self.read(begin + 8 * first, bytes)?;
+        for (number, id) in (at - 64 * first..).zip(ids) {
+            let bit = bytes[number as usize / 8] >> (number % 8) & 1;
+            *id |= if bit == 1 { CONTEXT } else { 0 };
         }
         Ok(())
     }
@@ -268,6 +301,8 @@ pub struct Writer {
     contents: Contents,
     ends: Vec<u64>,
     known: Vec<Content>,
+    /// A bit for each id that is no target, where there are any.
+    context: Vec<u64>,
 }
 
 impl Writer {
@@ -280,7 +315,15 @@ impl Writer {
         let mut output = BufWriter::with_capacity(PIECE, File::create(&partial)?);
         output.write_all(&[0; HEADER as usize])?;
         let contents = Contents { width: width(vocab), key, ..Contents::default() };
-        Ok(Self { path: path.to_owned(), partial, output, contents, ends: Vec::new(), known: Vec::new() })
+        Ok(Self {
+            path: path.to_owned(),
+            partial,
+            output,
+            contents,
+            ends: Vec::new(),
+            known: Vec::new(),
+            context: Vec::new(),
+        })
     }
 
     /// What it holds so far.
@@ -288,14 +331,20 @@ impl Writer {
         &self.contents
     }
 
-    /// Adds ids to the document that is under way. They are below the vocabulary's size.
+    /// Adds ids to the document that is under way. They are below the vocabulary's size, but for the bit [`CONTEXT`].
     ///
     /// # Errors
     /// The file system.
     pub fn ids(&mut self, ids: &[u32]) -> io::Result<()> {
+        for (number, _) in (self.contents.tokens..).zip(ids).filter(|(_, id)| **id & CONTEXT != 0) {
+            let word = (number / 64) as usize;
+            self.context.resize(self.context.len().max(word + 1), 0);
+            self.context[word] |= 1 << (number % 64);
+            self.contents.context += 1;
+        }
         self.contents.tokens += ids.len() as u64;
         let width = self.contents.width as usize;
-        ids.iter().try_for_each(|id| self.output.write_all(&id.to_le_bytes()[..width]))
+        ids.iter().try_for_each(|id| self.output.write_all(&as_input(*id).to_le_bytes()[..width]))
     }
 
     /// Ends the document.
@@ -319,6 +368,10 @@ impl Writer {
             for (content, end) in self.known.iter().zip(&self.ends) {
                 self.output.write_all(&column(content, *end).to_le_bytes())?;
             }
+        }
+        if self.contents.context > 0 {
+            self.context.resize(self.contents.tokens.div_ceil(64) as usize, 0);
+            self.context.iter().try_for_each(|word| self.output.write_all(&word.to_le_bytes()))?;
         }
         self.output.flush()?;
         // Read back, so that what is hashed is what the file system has.

@@ -63,6 +63,9 @@ pub struct Manifest {
     pub tokens: u64,
     /// Bytes of their text; 0 where it is not known.
     pub bytes: u64,
+    /// The key of the chat template that wrote its conversations, in hexadecimal digits; nothing where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    template: Option<String>,
     /// XXH3-64 of everything else, where the version that wrote it knew of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     digest: Option<String>,
@@ -102,6 +105,11 @@ impl Manifest {
     /// The digest of everything else.
     fn digest(&self) -> serde_json::Result<String> {
         digest::of_json(&Self { digest: None, ..self.clone() })
+    }
+
+    /// The key of the chat template that wrote its conversations; nothing where it has none.
+    pub fn template(&self) -> Option<u64> {
+        self.template.as_deref().and_then(|key| u64::from_str_radix(key, 16).ok())
     }
 
     /// What its ids mean.
@@ -156,6 +164,18 @@ impl Shards {
     /// What it is.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// Checks that its conversations, where it has some, are written by the template of this key.
+    ///
+    /// # Errors
+    /// They are not.
+    pub fn written_by(self, template: u64) -> Result<Self, SourceError> {
+        if self.manifest.template().is_some_and(|key| key != template) {
+            let path = self.name.clone().into();
+            return Err(SourceError::ShardsOther { path, what: "chat template", from: self.manifest.source });
+        }
+        Ok(self)
     }
 
     /// Its name, for messages.

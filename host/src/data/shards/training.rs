@@ -91,6 +91,18 @@ impl TrainingTokens {
         }
     }
 
+    /// The documents of the line, in order: how many tokens each has.
+    ///
+    /// # Errors
+    /// A shard that cannot be read.
+    pub fn documents(&self, split: &Split, mut visit: impl FnMut(u64)) -> Result<(), SourceError> {
+        self.shards.each_document(|_, tokens, hash| {
+            if split.has(Part::Training, hash) {
+                visit(tokens);
+            }
+        })
+    }
+
     /// Tokens of the line until it begins again, at least 1.
     pub fn tokens(&self) -> u64 {
         self.tokens
@@ -115,7 +127,8 @@ impl TrainingTokens {
         (shard, inside, most.min(until - at).min(left))
     }
 
-    /// Puts the tokens from `at` on into `ids`.
+    /// Puts the tokens from `at` on into `ids`; those that are no targets have the bit
+    /// [`CONTEXT`](capful_core::data::CONTEXT).
     ///
     /// # Errors
     /// A shard that cannot be read, or is damaged.

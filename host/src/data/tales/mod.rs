@@ -10,6 +10,7 @@
 //! counts n + 1 tokens. The end has probability 1, since the last sentence can be told from all others.
 
 mod grammar;
+mod questions;
 mod score;
 mod sentences;
 mod source;
@@ -57,6 +58,11 @@ impl Tales {
     ///
     /// A choice among n is uniform up to n / 2^64.
     pub fn tale(&self, index: u64, text: &mut String) -> f64 {
+        self.tell(index, text).0
+    }
+
+    /// The same, with the words that are remembered at its end.
+    fn tell(&self, index: u64, text: &mut String) -> (f64, Memory) {
         let mut memory = Memory::default();
         let mut log_probability = 0.0;
         let mut counter = index.wrapping_mul(MAX_CHOICES);
@@ -98,7 +104,7 @@ impl Tales {
             }
             state = sentence.next;
         }
-        log_probability
+        (log_probability, memory)
     }
 
     /// The least mean loss, in nats a token, that any model can expect on these very tales: minus their

@@ -98,7 +98,7 @@ impl Refusal {
 }
 
 /// A library's message, which may run over several lines.
-pub(super) fn one_line(message: &str) -> String {
+pub(in crate::data) fn one_line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

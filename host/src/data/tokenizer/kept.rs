@@ -1,8 +1,9 @@
-//! A tokenizer of ours with the files that others put beside it. They are kept as they were read, and change no id: neither
+//! A tokenizer with the files that others put beside it. They are kept as they were read, and change no id: neither
 //! how a text is read nor what tells the tokenizer from others.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
+use std::sync::Arc;
 
 use super::error::EncodeError;
 use super::marks::Beside;
@@ -10,7 +11,7 @@ use super::{Tables, Tokenizer};
 
 /// The tokenizer and what it is kept with.
 pub(super) struct Kept {
-    own: Box<dyn Tokenizer>,
+    own: Arc<dyn Tokenizer>,
     beside: Beside,
 }
 
@@ -18,7 +19,12 @@ impl Kept {
     /// `own` with what is `beside` it; as it is, where that is what we wrote.
     pub(super) fn with(own: Box<dyn Tokenizer>, mut beside: Beside) -> Box<dyn Tokenizer> {
         beside.forget_config(&own.config());
-        if beside.is_empty() { own } else { Box::new(Self { own, beside }) }
+        if beside.is_empty() { own } else { Box::new(Self { own: own.into(), beside }) }
+    }
+
+    /// `own` with a template for conversations, whatever it had before.
+    pub(super) fn with_template(own: Arc<dyn Tokenizer>, template: &str) -> Arc<dyn Tokenizer> {
+        Arc::new(Self { own, beside: Beside::of_template(template) })
     }
 }
 
@@ -84,7 +90,10 @@ impl Tokenizer for Kept {
     }
 
     fn beside(&self) -> Vec<(&'static str, Cow<'_, str>)> {
-        self.beside.files().into_iter().map(|(name, text)| (name, Cow::Owned(text))).collect()
+        let ours = self.beside.files();
+        let others = self.own.beside().into_iter().filter(|(name, _)| ours.iter().all(|(our, _)| our != name));
+        let others: Vec<_> = others.collect();
+        others.into_iter().chain(ours.into_iter().map(|(name, text)| (name, Cow::Owned(text)))).collect()
     }
 
     fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::error::Refusal;
+use super::template::LONGEST;
 use super::{CLASS_FILE_NAME, TokenizerError};
 use crate::regular;
 
@@ -17,8 +18,6 @@ use crate::regular;
 pub const MAP_FILE_NAME: &str = "special_tokens_map.json";
 /// How `transformers` makes a text of a conversation; older versions have it in [`CLASS_FILE_NAME`].
 pub const TEMPLATE_FILE_NAME: &str = "chat_template.jinja";
-/// The longest one that is believed.
-const LONGEST_TEMPLATE: usize = 1 << 20;
 
 /// What files call the token that begins a document, the likeliest first.
 const BOS_NAMES: [&str; 8] =
@@ -74,11 +73,16 @@ impl Beside {
     /// [`TokenizerError::Read`] and [`TokenizerError::Damaged`], with the file's path.
     pub(super) fn read(dir: &Path) -> Result<Self, TokenizerError> {
         let template = text(dir, TEMPLATE_FILE_NAME)?.map(|(_, text)| text);
-        if let Some(long) = template.as_ref().filter(|text| text.len() > LONGEST_TEMPLATE) {
+        if let Some(long) = template.as_ref().filter(|text| text.len() > LONGEST) {
             let what = format!("{} bytes are more than a template has", long.len());
             return Err(TokenizerError::Damaged { path: dir.join(TEMPLATE_FILE_NAME), what });
         }
         Ok(Self { config: object(dir, CLASS_FILE_NAME)?, map: object(dir, MAP_FILE_NAME)?, template })
+    }
+
+    /// A template and nothing else.
+    pub(super) fn of_template(template: &str) -> Self {
+        Self { template: Some(template.to_owned()), ..Self::default() }
     }
 
     /// The files that are kept as they were read.

@@ -12,7 +12,7 @@
 //! - `patterns`: which of their patterns mean the same here as in Python
 //! - `lossless`: which of them restore every byte
 //! - `marks`: which tokens begin and end a document of theirs
-//! - `kept`: one of ours with the files that others put beside it
+//! - `kept`: one with files that are put beside it
 //! - [`streamed`]: the text of ids that come one by one
 //! - [`template`]: how conversations become text, for other programs
 //! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
@@ -23,6 +23,7 @@ use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use capful_core::vocab::{FINGERPRINT, fingerprint};
 
@@ -189,6 +190,11 @@ pub trait Tokenizer: Send + Sync {
         let _ = self.write_identity(&mut hash);
         hash.0
     }
+}
+
+/// `tokenizer` with this template for conversations, which is saved beside it.
+pub fn with_template(tokenizer: Arc<dyn Tokenizer>, template: &str) -> Arc<dyn Tokenizer> {
+    kept::Kept::with_template(tokenizer, template)
 }
 
 /// Writes a file that has its name once it is whole.

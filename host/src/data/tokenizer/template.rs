@@ -4,6 +4,9 @@ use serde_json::Value;
 
 use super::{TEMPLATE_FILE_NAME, Tokenizer};
 
+/// The longest one that is believed, in bytes.
+pub const LONGEST: usize = 1 << 20;
+
 /// A template, and its name where it is not the usual one.
 pub type Template = (Option<String>, String);
 
