@@ -1,8 +1,9 @@
 //! `host data`.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use capful_core::random::stream;
 use serde_json::json;
 
 use super::opened::encoded;
@@ -13,8 +14,11 @@ use crate::config::human_bytes;
 use crate::data::ahead;
 use crate::data::conversation::ChatTemplate;
 use crate::data::corpus::CorpusError;
+use crate::data::dedup::{Copies, Unique};
 use crate::data::error::SourceError;
 use crate::data::files::{Files, describe};
+use crate::data::lengths::Lengths;
+use crate::data::portrait::Portrait;
 use crate::data::shards::build::{Event, estimate, open_or_build};
 use crate::data::shards::{Origin, Shards};
 use crate::data::source::{Document, Documents as _, SourceOptions};
@@ -40,6 +44,10 @@ pub struct Data {
     /// How conversations become text: the file of a template in Jinja; the tokenizer's, else the default, if not given
     #[arg(long, value_name = "FILE")]
     chat_template: Option<String>,
+    /// Leaves out documents that are copies of earlier ones, or nearly so: four fifths of their runs of eight words stood
+    /// before
+    #[arg(long)]
+    dedup: bool,
     #[command(flatten)]
     reading: Reading,
     /// Threads that encode; all cores if not given
@@ -65,11 +73,14 @@ impl Data {
         }
         let open = || Files::open_all(&self.sources, &options);
         let identity = open().map_err(request)?.identity();
+        let identity = if self.dedup { stream(&format!("{identity:x}/without copies")) } else { identity };
+        let copies = Arc::new(Mutex::new(Copies::default()));
         let tokenizer = named.map_or_else(|| self.tokenizer(&open, &options.template), Ok)?;
         let fingerprint = tokenizer.fingerprint();
         std::fs::create_dir_all(&self.out).map_err(|e| request(format!("{}: {e}", self.out.display())))?;
         let feed = || -> Result<Feed, SourceError> {
-            let (split, documents) = (Split::new(0, 0.0)?, Box::new(open()?));
+            let documents = Box::new(Unique::new(open()?, self.dedup, Arc::clone(&copies)));
+            let split = Split::new(0, 0.0)?;
             Ok(Feed { documents, tokenizer: Some(Arc::clone(&tokenizer)), split, part: Part::All })
         };
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
@@ -86,7 +97,12 @@ impl Data {
         }
         .map_err(work)?;
         options.noticed.news().iter().for_each(|line| tell!("{line}"));
-        self.report(&shards, start.elapsed().as_secs_f64())
+        let seconds = start.elapsed().as_secs_f64();
+        let mut documents = open().map_err(request)?;
+        let has_text = documents.has_text();
+        let portrait = has_text.then(|| Portrait::of(&mut documents)).transpose().map_err(work)?;
+        let copies = *copies.lock().unwrap_or_else(PoisonError::into_inner);
+        self.report(&shards, portrait, copies, seconds)
     }
 
     fn say(&self, event: Event) {
@@ -116,7 +132,7 @@ impl Data {
         open: &dyn Fn() -> Result<Files, SourceError>,
         template: &ChatTemplate,
     ) -> Result<Arc<dyn Tokenizer>, Failure> {
-        let mut documents = open().map_err(request)?;
+        let mut documents = Unique::new(open().map_err(request)?, self.dedup, Arc::default());
         let mut document = Document::default();
         let mut texts = std::iter::from_fn(|| match documents.next(&mut document) {
             Ok(true) if !document.parts.is_empty() => Some(Ok(template.unmarked(&document.text))),
@@ -132,10 +148,14 @@ impl Data {
         }
     }
 
-    fn report(&self, shards: &Shards, seconds: f64) -> Result<(), Failure> {
+    fn report(&self, shards: &Shards, portrait: Option<Portrait>, copies: Copies, seconds: f64) -> Result<(), Failure> {
         let manifest = shards.manifest();
-        let (copies, copied) = shards.copies().map_err(work)?;
+        let mut lengths = Lengths::default();
+        shards.each_document(|_, tokens, _| lengths.add(tokens)).map_err(work)?;
+        let (same, copied) = shards.copies().map_err(work)?;
         let bytes_a_token = manifest.bytes as f64 / manifest.tokens as f64;
+        // Nothing is known of what an earlier attempt has read, or of sets that were there.
+        let found = Some(copies).filter(|copies| copies.whole && copies.documents > 0);
         if self.json {
             let line = json!({
                 "out": self.out.display().to_string(),
@@ -143,8 +163,14 @@ impl Data {
                 "tokens": manifest.tokens,
                 "bytes": manifest.bytes,
                 "bytes_per_token": bytes_a_token,
-                "duplicates": copies,
+                "duplicates": same,
                 "duplicate_tokens": copied,
+                "read_documents": found.map(|copies| copies.documents),
+                "copies": found.map(|copies| copies.same[0]),
+                "near_copies": found.map(|copies| copies.near[0]),
+                "copied_bytes": found.map(|copies| copies.same[1] + copies.near[1]),
+                "dropped": self.dedup,
+                "lengths": lengths.pairs(),
                 "shards": manifest.shards,
                 "vocab_size": manifest.vocab,
                 "seconds": seconds,
@@ -153,7 +179,25 @@ impl Data {
             return Ok(());
         }
         say!("{} documents, {} tokens, {bytes_a_token:.3} bytes a token", manifest.documents, manifest.tokens)?;
-        say!("{copies} documents are exact copies of another: {copied} tokens")?;
+        match found {
+            Some(Copies { documents, bytes, same, near, .. }) => {
+                let percent = 100.0 * (same[1] + near[1]) as f64 / bytes.max(1) as f64;
+                let done = if self.dedup { "left out" } else { "kept; --dedup leaves them out" };
+                say!(
+                    "{} of {documents} documents are copies of earlier ones and {} nearly so, {percent:.1} % of the bytes: \
+                     {done}",
+                    same[0],
+                    near[0]
+                )?;
+            }
+            None => say!("{same} documents are exact copies of another: {copied} tokens")?,
+        }
+        if let Some(portrait) = portrait {
+            say!("{}", portrait.line())?;
+        }
+        for line in lengths.lines() {
+            say!("{line}")?;
+        }
         say!("{}, read with --data {0}; {seconds:.1} s", self.out.display())?;
         Ok(())
     }

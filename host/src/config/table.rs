@@ -41,6 +41,10 @@ keys! {
             data: String, flag("SOURCE").shown("tales").page("Training source, see the [guide](guide.md#data)");
             /// A separate source for validation; without it a share of the documents is held out
             validation: String => Option<String>, flag("SOURCE");
+            /// Holds out only documents of which the training side has no passages
+            clean_validation: bool = false, switch().quiet()
+                .page("Only documents are held out of which the training side has no passages: no more than a tenth of their tokens \
+                       in 64 in a row that it has too");
             /// The field or column that holds a document's text
             text_field: String = "text".to_owned(), flag("NAME");
             /// Bytes of a text that are no UTF-8: refuse the file, or replace them by U+FFFD

@@ -4,7 +4,7 @@
 //! documents; the first ones in a file are often of one kind. Long documents are cut, so that no few of them are all
 //! that is scored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::encode::{Encoder, Feed};
@@ -30,6 +30,8 @@ pub struct Validation {
     pub among: Option<u64>,
     /// Whether that is all of the source, and not only its beginning.
     pub whole: bool,
+    /// Documents that were passed over, since the training side has passages of them.
+    pub passed_over: usize,
 }
 
 impl Validation {
@@ -42,7 +44,11 @@ impl Validation {
         };
         let part = if self.whole { "" } else { ", out of the first 4 GiB" };
         let overlap = overlap.map(Overlap::describe).unwrap_or_default();
-        format!("validation: {documents} documents{chosen}{part}; {tokens} tokens{overlap}")
+        let passed = match self.passed_over {
+            0 => String::new(),
+            n => format!("; {n} passed over, of which the training side has passages (--clean-validation)"),
+        };
+        format!("validation: {documents} documents{chosen}{part}; {tokens} tokens{overlap}{passed}")
     }
 }
 
@@ -94,17 +100,17 @@ impl<T> Smallest<T> {
     }
 }
 
-/// Chooses among the documents of `feed`, which are read and not kept.
+/// Chooses among the documents of `feed` but for those of these numbers. The documents are read and not kept.
 ///
 /// # Errors
 /// A source that cannot be read, or that has no document on that side.
-pub fn of_source(feed: Feed, max_tokens: usize) -> Result<Validation, SourceError> {
+pub fn of_source(feed: Feed, max_tokens: usize, without: &BTreeSet<u64>) -> Result<Validation, SourceError> {
     let mut encoder = Encoder::new(feed)?;
     encoder.seek(0, Place::default())?;
     let (mut smallest, mut among, mut whole) = (Smallest::new(max_tokens), 0, true);
     while encoder.advance()? {
         among += 1;
-        if smallest.wants(encoder.rank()) {
+        if smallest.wants(encoder.rank()) && !without.contains(&encoder.number()) {
             let rank = encoder.rank();
             if let Some(document) = Beginning::of(&mut encoder, longest(max_tokens))? {
                 smallest.insert(rank, document.ids.len(), (encoder.number(), document));
@@ -122,12 +128,17 @@ pub fn of_source(feed: Feed, max_tokens: usize) -> Result<Validation, SourceErro
     complete((set, numbers), among, whole, &encoder)
 }
 
-/// Chooses among the documents of `shards` on the side of `feed`, which reads the same shards: only those that are chosen
-/// are read.
+/// Chooses among the documents of `shards` on the side of `feed`, which reads the same shards, but for those of these
+/// numbers: only those that are chosen are read.
 ///
 /// # Errors
 /// As [`of_source`].
-pub fn of_shards(shards: &Arc<Shards>, feed: Feed, max_tokens: usize) -> Result<Validation, SourceError> {
+pub fn of_shards(
+    shards: &Arc<Shards>,
+    feed: Feed,
+    max_tokens: usize,
+    without: &BTreeSet<u64>,
+) -> Result<Validation, SourceError> {
     let kind = shards.manifest().kind();
     let marks = u64::from(kind.bos.is_some()) + u64::from(kind.eos.is_some());
     let (mut smallest, mut among, mut count) = (Smallest::new(max_tokens), 0, 0);
@@ -140,7 +151,7 @@ pub fn of_shards(shards: &Arc<Shards>, feed: Feed, max_tokens: usize) -> Result<
         }
         among += 1;
         let rank = split.rank(hash);
-        if tokens > marks.max(1) && smallest.wants(rank) {
+        if tokens > marks.max(1) && smallest.wants(rank) && !without.contains(&number) {
             smallest.insert(rank, longest(max_tokens).min(tokens as usize), (number, place));
         }
     })?;
@@ -166,7 +177,7 @@ fn complete(
     if set.documents() == 0 {
         return Err(encoder.nothing());
     }
-    Ok(Validation { set, numbers, among: Some(among), whole })
+    Ok(Validation { set, numbers, among: Some(among), whole, passed_over: 0 })
 }
 
 #[cfg(test)]

@@ -69,16 +69,16 @@ fn the_documents_of_smallest_rank_are_chosen_in_any_order_from_text_and_from_sha
     {
         let (expected, among) = expected(&texts, part, max_tokens);
         assert!(expected.len() > 5, "{}", expected.len());
-        let chosen = of_source(feed(&texts, part), max_tokens).unwrap();
+        let chosen = of_source(feed(&texts, part), max_tokens, &BTreeSet::new()).unwrap();
         assert_eq!((documents(&chosen), chosen.among, chosen.whole), (expected.clone(), Some(among), true));
 
         let mut turned = texts.clone();
         turned.reverse();
         turned.rotate_left(123);
-        assert_eq!(documents(&of_source(feed(&turned, part), max_tokens).unwrap()), expected);
+        assert_eq!(documents(&of_source(feed(&turned, part), max_tokens, &BTreeSet::new()).unwrap()), expected);
 
         let of = shards(&turned, &dir.path().join(format!("{max_tokens}")));
-        let from_shards = of_shards(&of, feed(&turned, part), max_tokens).unwrap();
+        let from_shards = of_shards(&of, feed(&turned, part), max_tokens, &BTreeSet::new()).unwrap();
         assert_eq!((documents(&from_shards), from_shards.among), (expected, Some(among)));
         assert_eq!(from_shards.set.bytes(), chosen.set.bytes());
     }
@@ -86,7 +86,7 @@ fn the_documents_of_smallest_rank_are_chosen_in_any_order_from_text_and_from_sha
 
 #[test]
 fn both_halves_of_a_source_are_scored() {
-    let chosen = of_source(feed(&texts(), Part::Validation), 4000).unwrap();
+    let chosen = of_source(feed(&texts(), Part::Validation), 4000, &BTreeSet::new()).unwrap();
     let old = chosen.set.iter().filter(|ids| ids[1] == u32::from(b'o')).count();
     let (all, old) = (chosen.set.documents() as f64, old as f64);
     // Four standard deviations of a fair coin.
@@ -96,17 +96,20 @@ fn both_halves_of_a_source_are_scored() {
 #[test]
 fn a_document_with_nothing_but_marks_is_passed_over() {
     let texts = ["".to_owned(), "a".to_owned(), "bc".to_owned()];
-    let all = |texts: &[String]| of_source(feed(texts, Part::All), 100).unwrap();
+    let all = |texts: &[String]| of_source(feed(texts, Part::All), 100, &BTreeSet::new()).unwrap();
     assert_eq!(all(&texts).set.documents(), 2);
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(of_shards(&shards(&texts, dir.path()), feed(&texts, Part::All), 100).unwrap().set.documents(), 2);
-    let error = of_source(feed(&texts[..0], Part::All), 100).err().unwrap();
+    assert_eq!(
+        of_shards(&shards(&texts, dir.path()), feed(&texts, Part::All), 100, &BTreeSet::new()).unwrap().set.documents(),
+        2
+    );
+    let error = of_source(feed(&texts[..0], Part::All), 100, &BTreeSet::new()).err().unwrap();
     assert!(matches!(error, SourceError::NoDocuments { .. }), "{error}");
 }
 
 #[test]
 fn no_more_documents_are_chosen_than_a_set_has_room_for() {
     let texts: Vec<String> = (0..500).map(|i| format!("{i}")).collect();
-    let chosen = of_source(feed(&texts, Part::All), 1600).unwrap();
+    let chosen = of_source(feed(&texts, Part::All), 1600, &BTreeSet::new()).unwrap();
     assert_eq!(chosen.set.documents(), 1600 / 16 + 64);
 }

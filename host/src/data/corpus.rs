@@ -1,5 +1,6 @@
 //! Everything a command needs of the data that a configuration names.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,6 +37,11 @@ use crate::config::{Cache, Config, OWN, Order, Overflow};
 
 /// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
 const TALES_READ: usize = 10_000;
+
+/// The most of a document that is clean may stand in the training side.
+const CLEAN: f64 = 0.1;
+/// So often documents are chosen anew for those that are not.
+const MOST_LOOKS: u32 = 24;
 
 /// Why data cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +89,7 @@ pub struct Corpus {
     /// The shape of rows of conversations; nothing where it changes within the run.
     rows: Option<Rows>,
     overflow: Overflow,
+    clean_validation: bool,
     pool: u64,
     /// The source's tokens, where they can be read at any place.
     shards: Option<Arc<Shards>>,
@@ -375,6 +382,7 @@ impl Corpus {
             stretches: config.stretches(),
             rows: rows(config),
             overflow: config.overflow,
+            clean_validation: config.clean_validation,
             pool: config.pool,
             shards: None,
             made: None,
@@ -549,16 +557,42 @@ impl Corpus {
     /// # Errors
     /// A source that cannot be read, or holds nothing for validation.
     pub fn validation(&self, max_tokens: u64) -> Result<Validation, SourceError> {
+        if !self.clean_validation || matches!(self.validation.as_ref().unwrap_or(&self.source), Source::Tales) {
+            return self.validation_without(max_tokens, &BTreeSet::new());
+        }
+        let Some(shards) = &self.shards else { return Err(SourceError::Streamed { name: self.name() }) };
+        let (mut dirty, mut tokens) = (BTreeSet::new(), self.tokens(shards)?);
+        for _ in 0..MOST_LOOKS {
+            let mut chosen = match self.validation_without(max_tokens, &dirty) {
+                // None is left.
+                Err(SourceError::EmptyPart { .. } | SourceError::NoDocuments { .. }) if !dirty.is_empty() => break,
+                chosen => chosen?,
+            };
+            let shares = overlap::of_each(&chosen.set, &mut tokens)?;
+            let found =
+                chosen.numbers.iter().zip(shares).filter(|(_, share)| *share > CLEAN).map(|(number, _)| *number);
+            let before = dirty.len();
+            dirty.extend(found);
+            if dirty.len() == before {
+                chosen.passed_over = before;
+                return Ok(chosen);
+            }
+        }
+        Err(SourceError::NotClean { name: self.name(), dirty: dirty.len() })
+    }
+
+    /// The same but for the documents of these numbers.
+    fn validation_without(&self, max_tokens: u64, without: &BTreeSet<u64>) -> Result<Validation, SourceError> {
         let (feed, max_tokens) = (self.feed(Part::Validation)?, max_tokens as usize);
         match (self.validation.as_ref().unwrap_or(&self.source), &self.shards) {
             (Source::Tales, _) => {
                 // Each is drawn by itself: the first ones are as good as any.
                 let set = ValidationSet::first(feed, max_tokens)?;
                 let numbers = (0..set.documents() as u64).collect();
-                Ok(Validation { set, numbers, among: None, whole: true })
+                Ok(Validation { set, numbers, among: None, whole: true, passed_over: 0 })
             }
-            (source, Some(shards)) if *source == self.source => choice::of_shards(shards, feed, max_tokens),
-            _ => choice::of_source(feed, max_tokens),
+            (source, Some(shards)) if *source == self.source => choice::of_shards(shards, feed, max_tokens, without),
+            _ => choice::of_source(feed, max_tokens, without),
         }
     }
 
@@ -592,7 +626,7 @@ impl Corpus {
         let feed = self.feed(Part::Training)?;
         let tokens = baseline_tokens(most, bytes);
         let training = match &self.shards {
-            Some(shards) => choice::of_shards(shards, feed, tokens)?.set,
+            Some(shards) => choice::of_shards(shards, feed, tokens, &BTreeSet::new())?.set,
             None => ValidationSet::first(feed, tokens)?,
         };
         let counts = bytes.saturating_sub(ValidationSet::storage(tokens));

@@ -134,6 +134,14 @@ pub enum SourceError {
     )]
     StreamedConversations { name: String },
     #[error(
+        "{name}: its tokens are streamed, so what the training side has is not known; leave out --clean-validation or --cache none"
+    )]
+    Streamed { name: String },
+    #[error(
+        "{name}: the training side has passages of {dirty} documents that were held out, and of more; leave out copies with `host data --dedup`"
+    )]
+    NotClean { name: String, dirty: usize },
+    #[error(
         "{name}: holds conversations, which are packed into rows of one length, and this run has stages of several; train it with --seq-len"
     )]
     Stages { name: String },

@@ -3,6 +3,8 @@
 //! Documents are told apart by their whole content, so parts of them may be on both sides: licences, headers, quotations.
 //! A model that has learned those by heart scores better on them than on new text.
 
+use std::ops::Range;
+
 use capful_core::data::CONTEXT;
 
 use super::error::SourceError;
@@ -129,6 +131,34 @@ impl<'a> Grams<'a> {
 /// # Errors
 /// Training tokens that cannot be read.
 pub fn look_for(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Option<Overlap>, SourceError> {
+    let Some((grams, whole)) = found(set, training)? else { return Ok(None) };
+    let (found, all) = set.places().map(|document| shared(set, &grams, document)).fold((0, 0), sum);
+    Ok(Some(Overlap { share: found as f64 / all.max(1) as f64, whole }))
+}
+
+/// The share of each document of `set` that the training side has; a short one has none.
+///
+/// # Errors
+/// As [`look_for`].
+pub fn of_each(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Vec<f64>, SourceError> {
+    let Some((grams, _)) = found(set, training)? else { return Ok(vec![0.0; set.documents()]) };
+    let share = |(found, all): (u64, u64)| found as f64 / all.max(1) as f64;
+    Ok(set.places().map(|document| share(shared(set, &grams, document))).collect())
+}
+
+fn sum(a: (u64, u64), b: (u64, u64)) -> (u64, u64) {
+    (a.0 + b.0, a.1 + b.1)
+}
+
+/// How many of a document's scored tokens were found, and how many there are among those that were looked for. Its first
+/// token is not scored, nor is context.
+fn shared(set: &ValidationSet, grams: &Grams<'_>, document: Range<usize>) -> (u64, u64) {
+    let scored = document.skip(1).filter(|at| set.tokens()[*at] & CONTEXT == 0);
+    scored.filter_map(|at| grams.found.get(at)).map(|yes| (u64::from(*yes), 1)).fold((0, 0), sum)
+}
+
+/// What of the set was found, and whether all of the training side was looked through.
+fn found<'a>(set: &'a ValidationSet, training: &mut TrainingTokens) -> Result<Option<(Grams<'a>, bool)>, SourceError> {
     let mut grams = Grams::new(set);
     if grams.grams.is_empty() {
         return Ok(None);
@@ -144,12 +174,7 @@ pub fn look_for(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Op
         at += (buffer.len() - kept) as u64;
         grams.look_through(&buffer);
     }
-    // A document's first token is not scored, nor is context.
-    let is_target = |at: &usize| set.tokens()[*at] & CONTEXT == 0;
-    let scored = set.places().flat_map(|document| document.skip(1)).filter(is_target);
-    let scored = scored.filter_map(|at| grams.found.get(at));
-    let (found, all) = scored.fold((0u64, 0u64), |(found, all), yes| (found + u64::from(*yes), all + 1));
-    Ok(Some(Overlap { share: found as f64 / all.max(1) as f64, whole: end == training.tokens() }))
+    Ok(Some((grams, end == training.tokens())))
 }
 
 #[cfg(test)]

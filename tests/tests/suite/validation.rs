@@ -94,3 +94,83 @@ fn bits_a_byte_are_given_where_the_tokens_restore_the_bytes() {
         assert_eq!(said.contains("bits a byte are not given"), !given, "{said}");
     }
 }
+
+/// Documents of which two in three are one of twenty passages with a line of their own, and the others new.
+fn repeated(dir: &Path, count: u64) -> String {
+    let words = |seed: u64, n: u64| -> String {
+        let random = capful_core::random::Random::new(seed, 0);
+        (0..n).map(|i| format!("w{} ", random.below(i, 3000))).collect()
+    };
+    let line = |i: u64| {
+        let text = if i % 3 == 0 { words(1000 + i, 150) } else { format!("{}number {i}", words(i % 20, 150)) };
+        format!("{}\n", serde_json::json!({ "text": text }))
+    };
+    fs::write(dir.join("texts.jsonl"), (0..count).map(line).collect::<String>()).unwrap();
+    "--data texts.jsonl --tokenizer word --vocab-size 3100".to_owned()
+}
+
+#[test]
+fn clean_validation_holds_out_what_the_training_side_does_not_contain() {
+    let dir = directory();
+    let dir = dir.path();
+    let data = repeated(dir, 600);
+    let tiny = TINY.replace("--vocab-size 300", "").replace("--eval-tokens 500", "--eval-tokens 1200");
+    let share = |flags: &str, out: &str| {
+        let ended = host(dir, &format!("train {tiny} {data} --steps 2 --json {flags} --out {out}")).ok();
+        let last: serde_json::Value = serde_json::from_str(ended.out.lines().last().unwrap()).unwrap();
+        (last["val_overlap"].as_f64().unwrap(), ended.err)
+    };
+    let (dirty, _) = share("", "dirty");
+    assert!(dirty > 0.4, "{dirty}");
+    let (clean, _) = share("--clean-validation", "clean");
+    assert!(clean < 0.02, "{clean}");
+    let said = host(dir, &format!("train {tiny} {data} --steps 2 --clean-validation --out said")).ok().err;
+    assert!(said.contains(" passed over, of which the training side has passages (--clean-validation)"), "{said}");
+    let streamed = host(dir, &format!("train {tiny} {data} --steps 2 --clean-validation --cache none --out x"));
+    assert_eq!(streamed.status, Some(2));
+    assert!(streamed.err.contains("leave out --clean-validation or --cache none"), "{}", streamed.err);
+    // Nothing is clean where all is repeated.
+    let text = fs::read_to_string(dir.join("texts.jsonl")).unwrap();
+    let all: String = text.lines().filter(|line| line.contains("number")).map(|line| format!("{line}\n")).collect();
+    fs::write(dir.join("texts.jsonl"), all).unwrap();
+    let none = host(dir, &format!("train {tiny} {data} --steps 2 --clean-validation --out x"));
+    assert!(none.status == Some(2) && none.err.contains("the training side has passages of"), "{}", none.err);
+}
+
+#[test]
+fn data_without_copies_is_what_is_left_and_the_report_has_its_numbers() {
+    let dir = directory();
+    let dir = dir.path();
+    repeated(dir, 300);
+    let text = fs::read_to_string(dir.join("texts.jsonl")).unwrap();
+    let first = text.lines().next().unwrap().to_owned();
+    fs::write(dir.join("texts.jsonl"), format!("{text}{first}\n")).unwrap();
+    let data = |flags: &str, out: &str| {
+        host(dir, &format!("data --in texts.jsonl --tokenizer byte --json {flags} --out {out}")).ok().json()
+    };
+    let (kept, left) = (data("", "kept"), data("--dedup", "left"));
+    // 200 of 20 passages: 180 say one of them again, and the last document is a copy.
+    for one in [&kept, &left] {
+        assert_eq!((&one["read_documents"], &one["copies"], &one["near_copies"]), (&json(301), &json(1), &json(180)));
+    }
+    assert_eq!((&kept["documents"], &left["documents"], &left["duplicates"]), (&json(301), &json(120), &json(0)));
+    let lengths = |one: &serde_json::Value| -> u64 {
+        one["lengths"].as_array().unwrap().iter().map(|pair| pair[1].as_u64().unwrap()).sum()
+    };
+    assert_eq!((lengths(&kept), lengths(&left)), (301, 120));
+    let shown = host(dir, "data --in texts.jsonl --tokenizer byte --out shown").ok().out;
+    for said in [
+        "1 of 301 documents are copies of earlier ones and 180 nearly so",
+        "512 to 1023 tokens",
+        "--dedup leaves them out",
+    ] {
+        assert!(shown.contains(said), "{said}: {shown}");
+    }
+    // What is there already is not encoded as something else.
+    let other = host(dir, "data --in texts.jsonl --tokenizer byte --dedup --out kept");
+    assert_eq!(other.status, Some(2), "{}", other.err);
+}
+
+fn json(n: u64) -> serde_json::Value {
+    n.into()
+}

@@ -1,0 +1,364 @@
+//! Documents that say again what earlier ones have said, in bounded memory.
+//!
+//! Of each document the hashes of its runs of eight words are looked at, those whose lowest bits are 0 (sampling by the
+//! value of the hash: Broder, "On the resemblance and containment of documents", 1997): a run is looked at wherever it
+//! stands, or nowhere. A document is a near copy where most of them stood in earlier documents. The table has a fixed
+//! size; when it is full every second hash is forgotten, and as many fewer are looked at from then on.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use capful_core::random::stream;
+use twox_hash::XxHash3_64;
+
+use super::error::SourceError;
+use super::source::{Document, Documents, Place, TokenKind};
+
+/// Words of a run: fewer are phrases.
+const RUN: usize = 8;
+/// A run's hash is the number that its words' hashes are the digits of in this base, modulo 2^64.
+const BASE: u64 = 0x9E37_79B9_7F4A_7C15;
+/// What a digit counts once it has left the run.
+const LEFT: u64 = BASE.wrapping_pow(RUN as u32);
+/// The share of a document's runs from which on it is a near copy.
+const NEAR: f64 = 0.8;
+/// Fewer runs that are looked at say nothing.
+const FEWEST: usize = 4;
+/// At the beginning one run in 2^3 is looked at.
+const FIRST_BITS: u32 = 3;
+/// Slots of the tables of runs and of whole documents at most.
+const MOST_RUNS: usize = 1 << 23;
+const MOST_DOCUMENTS: usize = 1 << 21;
+
+/// Bytes that [`Seen`] takes at most, a table that grows beside the one that it grows to.
+pub const MOST_BYTES: u64 = ((MOST_RUNS + MOST_DOCUMENTS) * 8 * 3 / 2) as u64;
+
+/// What a document is beside those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// New.
+    New,
+    /// The same, byte by byte.
+    Copy,
+    /// Most of its runs of words stood before.
+    Near,
+}
+
+/// A set of hashes of bounded size.
+#[derive(Debug)]
+struct Hashes {
+    /// Open addressing; 0 is no hash.
+    slots: Vec<u64>,
+    used: usize,
+    most: usize,
+    /// Only hashes whose lowest so many bits are 0 are kept.
+    bits: u32,
+}
+
+impl Hashes {
+    fn new(most: usize, bits: u32) -> Self {
+        Self { slots: vec![0; most.min(1 << 12)], used: 0, most, bits }
+    }
+
+    fn keeps(&self, hash: u64) -> bool {
+        hash & ((1 << self.bits) - 1) == 0 && hash != 0
+    }
+
+    /// The slot of a hash, or the free one where it belongs.
+    fn slot(&self, hash: u64) -> usize {
+        let mask = self.slots.len() - 1;
+        // The lowest bits are the same for all.
+        let mut at = (hash >> 32) as usize & mask;
+        while self.slots[at] != 0 && self.slots[at] != hash {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+
+    fn has(&self, hash: u64) -> bool {
+        self.slots[self.slot(hash)] == hash
+    }
+
+    fn insert(&mut self, hash: u64) {
+        if !self.keeps(hash) || self.has(hash) {
+            return;
+        }
+        if self.used * 4 >= self.slots.len() * 3 {
+            self.make_room();
+            if !self.keeps(hash) {
+                return;
+            }
+        }
+        let at = self.slot(hash);
+        self.slots[at] = hash;
+        self.used += 1;
+    }
+
+    /// Grows, or forgets every second hash.
+    fn make_room(&mut self) {
+        let length = if self.slots.len() < self.most { self.slots.len() * 2 } else { self.slots.len() };
+        self.bits += u32::from(length == self.slots.len());
+        let kept: Vec<u64> = self.slots.iter().copied().filter(|hash| self.keeps(*hash)).collect();
+        self.slots.fill(0);
+        self.slots.resize(length, 0);
+        self.used = kept.len();
+        for hash in kept {
+            let at = self.slot(hash);
+            self.slots[at] = hash;
+        }
+    }
+}
+
+/// What was said so far.
+#[derive(Debug)]
+pub struct Seen {
+    runs: Hashes,
+    documents: Hashes,
+    /// Those of the document that is looked at.
+    here: Vec<u64>,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self { runs: Hashes::new(MOST_RUNS, FIRST_BITS), documents: Hashes::new(MOST_DOCUMENTS, 0), here: Vec::new() }
+    }
+}
+
+impl Seen {
+    /// Looks at all of a document at once, by its hash.
+    fn whole(&mut self, hash: u64) -> Verdict {
+        if self.documents.keeps(hash) && self.documents.has(hash) {
+            return Verdict::Copy;
+        }
+        self.documents.insert(hash);
+        Verdict::New
+    }
+
+    /// Looks at the next document. A copy adds nothing to what was said.
+    pub fn next(&mut self, text: &str) -> Verdict {
+        let whole = stream(text);
+        if self.documents.keeps(whole) && self.documents.has(whole) {
+            return Verdict::Copy;
+        }
+        self.here.clear();
+        let (mut window, mut hash, mut words) = ([0u64; RUN], 0u64, 0usize);
+        for word in text.split_ascii_whitespace() {
+            let digit = XxHash3_64::oneshot(word.as_bytes());
+            let leaving = std::mem::replace(&mut window[words % RUN], digit);
+            hash = hash.wrapping_mul(BASE).wrapping_add(digit).wrapping_sub(leaving.wrapping_mul(LEFT));
+            words += 1;
+            let mixed = mixed(hash);
+            if words >= RUN && self.runs.keeps(mixed) {
+                self.here.push(mixed);
+            }
+        }
+        self.here.sort_unstable();
+        self.here.dedup();
+        let before = self.here.iter().filter(|run| self.runs.has(**run)).count();
+        if self.here.len() >= FEWEST && before as f64 >= NEAR * self.here.len() as f64 {
+            return Verdict::Near;
+        }
+        self.documents.insert(whole);
+        let here = std::mem::take(&mut self.here);
+        here.iter().for_each(|run| self.runs.insert(*run));
+        self.here = here;
+        Verdict::New
+    }
+}
+
+/// Spreads a sum over all bits (the finaliser of SplitMix64).
+fn mixed(hash: u64) -> u64 {
+    let hash = (hash ^ hash >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let hash = (hash ^ hash >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    hash ^ hash >> 31
+}
+
+/// Documents that were copies of earlier ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Copies {
+    /// Documents that were looked at, and their bytes.
+    pub documents: u64,
+    /// See [`Copies::documents`].
+    pub bytes: u64,
+    /// The same byte by byte: documents and bytes.
+    pub same: [u64; 2],
+    /// Near copies: documents and bytes.
+    pub near: [u64; 2],
+    /// Whether all documents were looked at.
+    pub whole: bool,
+}
+
+/// A source's documents, of which copies are counted, or left out.
+pub struct Unique<D> {
+    documents: D,
+    seen: Seen,
+    drops: bool,
+    copies: Copies,
+    /// What was found, for whoever asks when the documents are read.
+    found: Arc<Mutex<Copies>>,
+}
+
+impl<D: Documents> Unique<D> {
+    /// Counts copies among `documents` from their beginning, and leaves them out where it `drops`; `found` hears of them.
+    pub fn new(documents: D, drops: bool, found: Arc<Mutex<Copies>>) -> Self {
+        let copies = Copies { whole: true, ..Copies::default() };
+        Self { documents, seen: Seen::default(), drops, copies, found }
+    }
+
+    fn look(&mut self, document: &Document) -> Verdict {
+        let verdict = match document.ids.is_empty() {
+            true => self.seen.next(&document.text),
+            // Of ids no words are known.
+            false => self.seen.whole(document.known().hash),
+        };
+        let bytes = document.known().bytes;
+        let add = |to: &mut [u64; 2]| *to = [to[0] + 1, to[1] + bytes];
+        (self.copies.documents, self.copies.bytes) = (self.copies.documents + 1, self.copies.bytes + bytes);
+        match verdict {
+            Verdict::New => {}
+            Verdict::Copy => add(&mut self.copies.same),
+            Verdict::Near => add(&mut self.copies.near),
+        }
+        verdict
+    }
+}
+
+impl<D: Documents> Documents for Unique<D> {
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        loop {
+            if !self.documents.next(document)? {
+                *self.found.lock().unwrap_or_else(PoisonError::into_inner) = self.copies;
+                return Ok(false);
+            }
+            if self.look(document) == Verdict::New || !self.drops {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn place(&self) -> Place {
+        self.documents.place()
+    }
+
+    /// What was said before `place` is read again where copies are left out.
+    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+        self.seen = Seen::default();
+        self.copies = Copies { whole: self.drops || place == Place::default(), ..Copies::default() };
+        if self.drops && place != Place::default() {
+            self.documents.seek(Place::default())?;
+            let mut document = Document::default();
+            while self.documents.place() != place && self.documents.next(&mut document)? {
+                self.look(&document);
+            }
+        }
+        self.documents.seek(place)
+    }
+
+    fn name(&self) -> &str {
+        self.documents.name()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.documents.fingerprint()
+    }
+
+    fn template(&self) -> Option<u64> {
+        self.documents.template()
+    }
+
+    fn text_bytes(&self) -> Option<u64> {
+        self.documents.text_bytes()
+    }
+
+    fn tokens(&self) -> Option<TokenKind> {
+        self.documents.tokens()
+    }
+
+    fn has_text(&self) -> bool {
+        self.documents.has_text()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use capful_core::random::Random;
+
+    use super::super::fixtures::Texts;
+    use super::*;
+
+    /// A text of `words` words, of which no run is like another's.
+    fn text(seed: u64, words: u64) -> Vec<String> {
+        let random = Random::new(seed, 0);
+        (0..words).map(|i| format!("w{}", random.below(i, 5000))).collect()
+    }
+
+    #[test]
+    fn copies_and_near_copies_are_found_and_others_are_not() {
+        let mut seen = Seen::default();
+        for seed in 0..200 {
+            assert_eq!(seen.next(&text(seed, 300).join(" ")), Verdict::New, "{seed}");
+        }
+        for seed in 0..200 {
+            let mut words = text(seed, 300);
+            assert_eq!(seen.next(&words.join(" ")), Verdict::Copy);
+            // Another line end, and three words of three hundred: 24 of 293 runs.
+            for at in [10, 150, 290] {
+                words[at] = "changed".to_owned();
+            }
+            assert_eq!(seen.next(&words.join("\n")), Verdict::Near, "{seed}");
+            // Half of it: new.
+            let half = [text(seed, 300)[..150].to_vec(), text(seed + 1000, 150)].concat();
+            assert_eq!(seen.next(&half.join(" ")), Verdict::New, "{seed}");
+        }
+        // Too short to tell but by all of it.
+        assert_eq!(
+            ["a b c", "a b d", "a b c"].map(|text| seen.next(text)),
+            [Verdict::New, Verdict::New, Verdict::Copy]
+        );
+    }
+
+    #[test]
+    fn a_full_table_forgets_and_goes_on_finding() {
+        let mut seen =
+            Seen { runs: Hashes::new(1 << 12, FIRST_BITS), documents: Hashes::new(1 << 6, 0), here: Vec::new() };
+        for seed in 0..400 {
+            seen.next(&text(seed, 2000).join(" "));
+        }
+        // 100,000 runs are looked at, and 3,072 places.
+        assert!(seen.runs.slots.len() == 1 << 12 && seen.runs.used <= 3 << 10 && seen.runs.bits >= FIRST_BITS + 5);
+        assert!(seen.runs.slots.iter().all(|hash| *hash == 0 || seen.runs.keeps(*hash)));
+        let found = (0..400).filter(|seed| seen.next(&text(*seed, 2000).join("  ")) == Verdict::Near).count();
+        // Of 2,000 words seven runs are looked at in the mean; a document with fewer than four says nothing.
+        assert!(found > 300, "{found}");
+    }
+
+    #[test]
+    fn documents_go_on_anywhere_without_their_copies() {
+        let texts: Vec<String> = (0..40).map(|i| text(i % 17, 100).join(if i < 17 { " " } else { "\n" })).collect();
+        let open = |drops| {
+            let found = Arc::new(Mutex::new(Copies::default()));
+            (Unique::new(Texts::new(texts.clone()), drops, Arc::clone(&found)), found)
+        };
+        let all = |unique: &mut Unique<Texts>| {
+            let (mut document, mut all) = (Document::default(), Vec::new());
+            while unique.next(&mut document).unwrap() {
+                all.push(document.text.clone());
+            }
+            all
+        };
+        let (mut kept, found) = open(false);
+        assert_eq!(all(&mut kept), texts);
+        let bytes: usize = texts.iter().map(String::len).sum();
+        let found = *found.lock().unwrap();
+        assert_eq!((found.documents, found.bytes, found.whole), (40, bytes as u64, true));
+        // Line ends are other bytes: the first seventeen come again as near copies, and then as copies of those, which
+        // were not kept.
+        assert_eq!((found.same[0], found.near[0]), (0, 23));
+        let (mut unique, _) = open(true);
+        assert_eq!(all(&mut unique), texts[..17]);
+        for from in [0, 5, 20] {
+            let (mut unique, _) = open(true);
+            unique.seek(Place { offset: from, ..Place::default() }).unwrap();
+            assert_eq!(all(&mut unique), texts[(from as usize).min(17)..17]);
+        }
+    }
+}
