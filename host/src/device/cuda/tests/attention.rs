@@ -282,6 +282,8 @@ fn more_sequences_than_a_launch_has_room_for_are_launched_in_parts() {
     for case in [(grouped, 5, 3, Pattern::DENSE), (Heads::interleaved(2, 64), 3, 70, Pattern::DENSE)] {
         bench.agree(|l| attention(l, case));
         bench.agree(|l| attention_grad(l, case));
+        bench.agree(|l| attention_inside(l, case));
+        bench.agree(|l| attention_grad_inside(l, case));
     }
     // As many as a grid has no room for, of a length that does not share tiles: on the stand-in it would take minutes.
     let mut bench = Bench::new();
