@@ -149,7 +149,48 @@ __device__ inline void hide(float (&scores)[N][4], const Pattern& pattern, u32 r
         }
 }
 
-// The same where sequences of `length` rows, a power of two, follow each other: hides what is of another sequence or
+// The first keys that a warp's 16 queries see by their documents, of which a lane has two.
+template <bool MASKED>
+struct FirstKeys {
+    u32 of[2], least;
+
+    // The first query is `row` of the sequence.
+    __device__ FirstKeys(const Documents<MASKED>& documents, u32 row) : least(documents.first_seen(row)) {
+        for (int h = 0; h < 2; h++) of[h] = documents.first_seen(row + threadIdx.x % 32 / 4 + 8 * h);
+    }
+
+    // Scores with the 8 N keys from `column` on: those with keys of documents before become -infinity.
+    template <int N>
+    __device__ void hide(float (&scores)[N][4], u32 column) const {
+        if (!MASKED || of[1] <= column) return;
+        u32 own = column + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (own + 8 * n + e % 2 < of[e / 2]) scores[n][e] = -INFINITY;
+    }
+};
+
+// Scores of a warp's 16 keys from `row` on with the 8 N queries from `column` on, whose offsets lie there: those with queries of
+// documents behind become -infinity.
+template <bool MASKED, int N>
+__device__ inline void hide_before(float (&scores)[N][4], u32 row, u32 column, const u32* offsets) {
+    if constexpr (MASKED) {
+        auto first = [&](u32 c) { return column + c - min(offsets[c], column + c); };
+        if (first(8 * N - 1) <= row) return;
+        u32 lane = threadIdx.x % 32, own = row + lane / 4;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            u32 firsts[2] = {first(8 * n + lane % 4 * 2), first(8 * n + lane % 4 * 2 + 1)};
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (own + e / 2 * 8 < firsts[e % 2]) scores[n][e] = -INFINITY;
+        }
+    }
+}
+
+// Hides where sequences of `length` rows, a power of two, follow each other what is of another sequence or
 // later.
 template <bool TURNED, int N>
 __device__ inline void hide_others(float (&scores)[N][4], u32 length, u32 row, u32 column) {

@@ -61,7 +61,7 @@ const fn case(name: &'static str, family: &'static str, flags: &'static str) -> 
 }
 
 /// Every family, with what changes the operations of its step.
-pub const CASES: [Case; 44] = [
+pub const CASES: [Case; 46] = [
     case("pythia", PYTHIA, ""),
     case("pythia-cheap", PYTHIA, "--recompute cheap --accumulate 2"),
     case("pythia-full", PYTHIA, "--recompute full --accumulate 3"),
@@ -111,6 +111,8 @@ pub const CASES: [Case; 44] = [
     case("yxanul-values", YXANUL, "--set value_tables=2 --set stream_scalars=true"),
     case("llama-softcap", LLAMA, "--set softcap=2 --set tied=false --accumulate 2"),
     case("llama-dropout", LLAMA, "--dropout 0.2 --set stream_scalars=true --recompute full --accumulate 2"),
+    case("pythia-documents", PYTHIA, "--mask-documents --seq-len 96 --recompute full"),
+    case("yxanul-documents", YXANUL, "--mask-documents --seq-len 96 --attention mixed --block 16"),
     case("neurogen", NEUROGEN, ""),
     case("neurogen-bptt", NEUROGEN, "--set rule=bptt"),
     case("neurogen-random", NEUROGEN, "--set rule=eprop-random --set eligibility=full"),

@@ -72,6 +72,11 @@ pub trait Peer: Oracle {
     fn dropout(&self) -> Chance {
         Chance::NONE
     }
+
+    /// How many tokens of its document come before each position of a row, where its training steps look at documents.
+    fn offset(&self, _position: usize) -> Option<u32> {
+        None
+    }
 }
 
 impl Peer for Config {
@@ -131,6 +136,10 @@ impl Peer for Config {
     fn dropout(&self) -> Chance {
         self.dropout.map_or(Chance::NONE, |p| Chance::nearest(p).expect("a probability"))
     }
+
+    fn offset(&self, position: usize) -> Option<u32> {
+        self.documents.map(|_| Config::offset(self, position) as u32)
+    }
 }
 
 /// The core's pattern that sees what the oracle's does.
@@ -157,6 +166,8 @@ pub struct Model {
     pub session: Session,
     /// The shape of its micro-batches.
     pub stage: MicroBatch,
+    /// Of a row's positions, or zeros.
+    offsets: Vec<u32>,
     optimizer: Optimizer,
 }
 
@@ -192,6 +203,7 @@ impl Model {
             pattern: pattern(config.attention()),
             products: Products::Wide,
             dropout: config.dropout(),
+            documents: config.offset(0).is_some(),
         };
         let evaluation = MicroBatch { recompute: Recompute::NONE, ..stage };
         let sections = Sections {
@@ -207,7 +219,8 @@ impl Model {
         let laid = Laid::new(&family, profile, Rates::ONE, &sections).and_then(|laid| laid.recorded(&family, profile));
         let laid = laid.expect("the step is sound");
         let session = Session::start(laid, profile, None, config.vocab() as u32).expect("a session");
-        let mut model = Model { session, stage, optimizer };
+        let offsets = (0..length).map(|i| config.offset(i).unwrap_or(0)).collect();
+        let mut model = Model { session, stage, offsets, optimizer };
         for (name, region) in model.regions("") {
             let data: Vec<u8> = weights[&name].data.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
             model.session.device.write(region, &data).expect("weights are written");
@@ -268,7 +281,8 @@ impl Model {
 
     fn accumulate(&mut self, batches: &[Batch<'_>]) -> f64 {
         for (i, batch) in batches.iter().enumerate() {
-            let rows = Rows { ids: batch.inputs, targets: batch.targets, offsets: &[] };
+            let offsets = self.offsets.repeat(batch.inputs.len() / batch.length);
+            let rows = Rows { ids: batch.inputs, targets: batch.targets, offsets: &offsets };
             self.session.mask(0, Dropout::key(0, i as u64)).expect("a key");
             self.session.micro_batch(0, rows, i == 0).expect("a micro-batch");
         }

@@ -68,6 +68,8 @@ pub struct MicroBatch {
     pub products: Products,
     /// The probability that a number is dropped where a family drops some in training; evaluations drop none.
     pub dropout: Chance,
+    /// Whether attention stays inside documents in training; rows of evaluations are seen whole.
+    pub documents: bool,
 }
 
 impl MicroBatch {
@@ -314,7 +316,7 @@ pub struct Batch {
     pub ids: Region,
     /// `[rows]` u32: the id that follows each.
     pub targets: Region,
-    /// `[rows]` u32: tokens of the same document before each, for families that go by them.
+    /// `[rows]` u32: tokens of the same document before each, where a step goes by them.
     pub offsets: Option<Region>,
     /// `[2]` u32: the key of the micro-batch's masks, where it has some: see [`Dropout::key`](crate::ops::Dropout::key).
     pub key: Option<Region>,
@@ -333,11 +335,10 @@ impl Batch {
         Batch { key: chance.any().then(|| ledger.region(slot).first), ..self }
     }
 
-    /// Lays ids, targets and offsets.
-    pub fn with_offsets(rows: u32, ledger: &mut dyn Ledger) -> Batch {
-        let batch = Batch::lay(rows, ledger);
-        let slot = Slot::new("batch.offsets", Role::Batch, Dtype::U32, [1, 1, 1, rows]);
-        Batch { offsets: Some(ledger.region(slot).first), ..batch }
+    /// Lays offsets too.
+    pub fn with_offsets(self, ledger: &mut dyn Ledger) -> Batch {
+        let slot = Slot::new("batch.offsets", Role::Batch, Dtype::U32, self.ids.shape);
+        Batch { offsets: Some(ledger.region(slot).first), ..self }
     }
 }
 

@@ -316,7 +316,7 @@ impl Config {
     /// The shape of an evaluation. Streams begin each of its rows with nothing before it: fewer and longer ones then.
     pub fn evaluation(&self) -> MicroBatch {
         let (recompute, products, dropout) = (model::Recompute::NONE, Products::Wide, Chance::NONE);
-        let stage = MicroBatch { recompute, products, dropout, ..self.micro_batch() };
+        let stage = MicroBatch { recompute, products, dropout, documents: false, ..self.micro_batch() };
         match self.model {
             ModelConfig::NeuroGen(_) => {
                 let longer = (1..=4).rev().find(|n| stage.batch.is_multiple_of(*n)).unwrap_or(1);
@@ -350,6 +350,7 @@ impl Config {
             products: if self.precision == Precision::Fp8 { Products::Quantised } else { Products::Wide },
             // The key is refused where it is none.
             dropout: Chance::nearest(self.dropout).unwrap_or(Chance::NONE),
+            documents: self.mask_documents,
         }
     }
 
@@ -459,6 +460,10 @@ mod tests {
             ("preset = 'neurogen-tiny'\naccumulate = 2", "--accumulate"),
             ("preset = 'neurogen-tiny'\nwindow = 2", "a NeuroGen has no attention"),
             ("preset = 'neurogen-tiny'\ndropout = 0.1", "a NeuroGen has no dropout (--dropout); leave it at 0"),
+            (
+                "preset = 'neurogen-tiny'\nmask_documents = true",
+                "a NeuroGen has no attention to keep inside documents (--mask-documents); leave it out",
+            ),
             ("block = 32", "--block 32 is for --attention local, global or mixed"),
             ("stride = 3", "--stride 3 is for --attention global or mixed"),
             ("window = 2\nattention = 'global'", "--window 2 is for --attention local or mixed"),

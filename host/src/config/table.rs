@@ -128,6 +128,9 @@ keys! {
             /// The probability that a number of the embedding, or of what a layer's norms give, is dropped in a training step
             dropout: f32 = 0.0, flag("P").quiet().changes().within(Values::BelowOne)
                 .page("The probability that a number is dropped in a training step, see [above](#dropout)");
+            /// In training, attention stays inside documents: a position sees none of another one in its row
+            mask_documents: bool = false, switch().quiet().changes()
+                .page("In training, attention stays inside documents, see [above](#documents-in-a-row)");
             /// SGD's momentum; 0 keeps nothing
             momentum: f32 = USUAL.momentum, flag("X").quiet().within(Values::BelowOne);
             /// Muon's momentum, which rises to this over the first 300 steps

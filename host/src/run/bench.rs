@@ -20,6 +20,9 @@ const PROFILED: u64 = 5;
 /// Batches of a measurement as in training.
 const BATCHES: usize = 8;
 
+/// Tokens of a document on average, where attention stays inside documents.
+const DOCUMENT: u64 = 200;
+
 /// What the steps took.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timing {
@@ -54,6 +57,17 @@ pub struct Bench<'a> {
     steps: Option<u64>,
 }
 
+/// Offsets of tokens each of which begins a document as likely as any other.
+fn documents(seed: u64, tokens: usize) -> Vec<u32> {
+    let random = Random::new(seed, stream("documents"));
+    let mut offset = 0;
+    let next = |i| {
+        offset = if random.below(i, DOCUMENT) == 0 { 0 } else { offset + 1 };
+        offset
+    };
+    (0..tokens as u64).map(next).collect()
+}
+
 impl<'a> Bench<'a> {
     /// Makes the tokens: uniform over the vocabulary.
     ///
@@ -83,8 +97,11 @@ impl<'a> Bench<'a> {
         let ids: Vec<u32> = (0..=all as u64).map(id).collect();
         let settings =
             Settings { learning_rate: rate, loss_scale: 1.0 / config.tokens_per_step() as f32, ..Settings::UNIT };
-        // In the midst of documents.
-        let offsets = vec![config.context(); tokens];
+        let offsets = match config.mask_documents {
+            true => documents(config.seed, tokens),
+            // In the midst of documents.
+            false => vec![config.context(); tokens],
+        };
         Bench {
             session,
             config,

@@ -128,7 +128,14 @@ mod tests {
         let found = expected(quick).unwrap();
         assert!(found.bits < 1.9 && found.between[0] < found.bits && found.bits < found.between[1], "{found:?}");
         assert_eq!(found.bits, written(found.bits));
-        for other in ["schedule = 'cosine'", "decay_shape = 'sqrt'", "lr_end = 0.1", "dropout = 0.1", "lr = 1e-4"] {
+        for other in [
+            "schedule = 'cosine'",
+            "decay_shape = 'sqrt'",
+            "lr_end = 0.1",
+            "dropout = 0.1",
+            "mask_documents = true",
+            "lr = 1e-4",
+        ] {
             assert_eq!(expected(&format!("{quick}\n{other}")), None, "{other}");
         }
         assert_eq!(expected("preset = 'pythia-14m'\nsteps = 2000\nschedule = 'wsd'\nlr_end = 0.0"), None);

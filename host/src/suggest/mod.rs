@@ -218,6 +218,7 @@ pub fn course(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<Co
         && SIZES.contains(&course.matrices)
         && RATES.contains(&course.rate)
         && config.dropout == 0.0
+        && !config.mask_documents
         && course.passes() <= MOST_PASSES
         && bytes > 0.0;
     known.then_some(course)
@@ -477,6 +478,7 @@ mod tests {
         approx::assert_relative_eq!(found, best.bits, max_relative = 0.01);
         for other in [
             Config { dropout: 0.1, ..config.clone() },
+            Config { mask_documents: true, ..config.clone() },
             Config { preset: "pythia-14m".to_owned(), ..config.clone() },
             Config { lr: 5e-3, ..config.clone() },
         ] {

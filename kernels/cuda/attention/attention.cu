@@ -13,7 +13,10 @@ __device__ void attention(const AttentionArgs& a) {
     u32 x = threadIdx.x % 16, y = threadIdx.x / 16;
     u32 head = blockIdx.y, key_head = head / a.heads.group(), size = a.heads.size, width = a.heads.width();
     const T* rows = (const T*)a.qkv + (u64)blockIdx.z * a.seq_len * width;
-    u32 i0 = blockIdx.x * ROWS, i_end = min(i0 + ROWS, a.seq_len);
+    u32 i0 = blockIdx.x * ROWS, i_end = min(i0 + ROWS, a.seq_len), firsts[OWN];
+    auto first_of = [&](u32 i) { return first_seen(a.offsets, (u64)blockIdx.z * a.seq_len, a.seq_len, i); };
+#pragma unroll
+    for (int r = 0; r < OWN; r++) firsts[r] = first_of(i0 + y + 8 * r);
 
     for (u32 e = threadIdx.x; e < ROWS * SIZE; e += 128) {
         u32 r = e / SIZE, c = e % SIZE;
@@ -24,7 +27,7 @@ __device__ void attention(const AttentionArgs& a) {
 #pragma unroll
     for (int r = 0; r < OWN; r++) largest[r] = -INFINITY, total[r] = 0;
 
-    for (u32 j0 = 0; j0 < i_end; j0 += KEYS) {
+    for (u32 j0 = first_of(i0) / KEYS * KEYS; j0 < i_end; j0 += KEYS) {
         if (!a.pattern.any(i0, i_end, j0, min(j0 + KEYS, a.seq_len))) continue;
         auto fetch = [&](u32 part) {
             for (u32 e = threadIdx.x; e < KEYS * SIZE; e += 128) {
@@ -52,7 +55,7 @@ __device__ void attention(const AttentionArgs& a) {
 #pragma unroll
             for (int s = 0; s < SCORES; s++) {
                 u32 i = i0 + y + 8 * r, j = j0 + x + 16 * s;
-                if (i >= a.seq_len || !a.pattern.sees(i, j)) scores[r][s] = -INFINITY;
+                if (i >= a.seq_len || j < firsts[r] || !a.pattern.sees(i, j)) scores[r][s] = -INFINITY;
                 now = fmaxf(now, scores[r][s]);
             }
             for (int lane = 8; lane > 0; lane /= 2) now = fmaxf(now, __shfl_xor_sync(FULL_WARP, now, lane));

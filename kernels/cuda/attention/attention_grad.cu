@@ -52,17 +52,19 @@ __device__ void attention_grad(const AttentionGradArgs& a) {
         fetch<T, SIZE, SIDE>(own2, grads, own0, a.seq_len, out_width, blockIdx.y * size, size);
     }
     float sums1[OWN][COLUMNS] = {}, sums2[OWN][COLUMNS] = {};
+    auto first_of = [&](u32 i) { return first_seen(a.offsets, (u64)blockIdx.z * a.seq_len, a.seq_len, i); };
 
     u32 head_end = KEYS ? (key_head + 1) * group : blockIdx.y + 1;
     for (u32 head = KEYS ? key_head * group : blockIdx.y; head < head_end; head++) {
         const float* log_sum = a.log_sum + ((u64)blockIdx.z * a.heads.queries + head) * a.seq_len;
         const float* mean = a.mean + ((u64)blockIdx.z * a.heads.queries + head) * a.seq_len;
-        u32 other0 = KEYS ? own0 / SIDE * SIDE : 0, other_end = KEYS ? a.seq_len : own_end;
+        u32 other0 = (KEYS ? own0 : first_of(own0)) / SIDE * SIDE, other_end = KEYS ? a.seq_len : own_end;
         for (; other0 < other_end; other0 += SIDE) {
             u32 tile_end = min(other0 + SIDE, a.seq_len);
             bool seen = KEYS ? a.pattern.any(other0, tile_end, own0, own_end)
                              : a.pattern.any(own0, own_end, other0, tile_end);
-            if (!seen) continue;
+            // Queries of later documents see none of these keys.
+            if (!seen || (KEYS && first_of(other0) >= own_end)) continue;
             __syncthreads();
             if (KEYS) {
                 fetch<T, SIZE, SIDE>(other1, rows, other0, a.seq_len, width, a.heads.query(head), size);
@@ -91,7 +93,7 @@ __device__ void attention_grad(const AttentionGradArgs& a) {
                     if (x + 16 * s >= SIDE) continue;
                     u32 own = own0 + y + 8 * r, other = other0 + x + 16 * s;
                     u32 i = KEYS ? other : own, j = KEYS ? own : other;
-                    bool active = i < a.seq_len && a.pattern.sees(i, j);
+                    bool active = i < a.seq_len && j >= first_of(i) && a.pattern.sees(i, j);
                     float weight = active ? expf(scores[r][s] * a.scale - log_sum[i]) : 0.0f;
                     p[y + 8 * r][x + 16 * s] = weight;
                     ds[y + 8 * r][x + 16 * s] = active ? weight * (products[r][s] - mean[i]) * a.scale : 0.0f;

@@ -29,9 +29,9 @@ struct Held {
     }
 };
 
-// Keys and values of a work; of each stage queries and gradients, log-sums and means; rows that a warp writes; the sums of a
+// Keys and values of a work; of each stage queries and gradients, log-sums, means and offsets; rows that a warp writes; the sums of a
 // warpgroup's keys and values; when the work's own and each stage are full or empty; the next work's number.
-constexpr u32 ROOM = (2 * GROUPS + STAGES * 2) * TILE * sizeof(bf16) + 2 * STAGES * SIDE * sizeof(float) +
+constexpr u32 ROOM = (2 * GROUPS + STAGES * 2) * TILE * sizeof(bf16) + 3 * STAGES * SIDE * sizeof(float) +
                      4 * GROUPS * 16 * sizeof(Row<SIDE>) + 2 * GROUPS * sizeof(ColumnSums) + (3 + 2 * STAGES) * sizeof(u64);
 static_assert(ROOM <= 227 << 10, "what a block may have");
 
@@ -41,6 +41,7 @@ static_assert(ROOM <= 227 << 10, "what a block may have");
 
 // A block a multiprocessor: it takes one work after the other, a head of keys, a sequence and 128 of its keys. While a warpgroup
 // writes what it has of one, the other computes and tiles of the next come.
+template <bool MASKED>
 __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesArgs& all) {
 #ifdef WARPGROUPS
     LAUNCH_SHARED(pool, ROOM);
@@ -48,7 +49,8 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
     bf16 *own_keys = held((bf16*)pool), *own_values = own_keys + GROUPS * TILE, *tiles = own_values + GROUPS * TILE;
     // By stage: log-sums to base 2, and minus the means.
     float *log_sums = (float*)(tiles + STAGES * 2 * TILE), *minus_means = log_sums + STAGES * SIDE;
-    Row<SIDE>* all_rows = (Row<SIDE>*)(minus_means + STAGES * SIDE);
+    u32* offsets = (u32*)(minus_means + STAGES * SIDE);
+    Row<SIDE>* all_rows = (Row<SIDE>*)(offsets + STAGES * SIDE);
     ColumnSums* columns = (ColumnSums*)(all_rows + 4 * GROUPS * 16);
     u64 *own_full = (u64*)(columns + 2 * GROUPS), *own_empty = own_full + 1, *full = own_empty + 1, *empty = full + STAGES;
     u32* next_work = (u32*)(empty + STAGES);
@@ -56,8 +58,15 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
     u32 size = a.heads.size, width = a.heads.width(), end = a.seq_len, batch = a.rows / end;
     u32 tall_tiles = (end + TALL - 1) / TALL, works = a.heads.keys * batch * tall_tiles;
     auto work_of = [&](u32 number) { return a.order.after(number, a.heads.keys, batch, tall_tiles); };
-    // Tiles of queries that see a key, of each head of the group. The longest columns of a sequence come first.
-    auto tiles_of = [&](u32 j0) { return group * ((end - j0 + SIDE - 1) / SIDE); };
+    auto documents_of = [&](const Work& work) { return Documents<MASKED>(a.offsets, (u64)work.sequence * end, end); };
+    // The end of the tiles of queries that see keys from `j0` on. The longest columns of a sequence come first.
+    auto last_of = [&](const Work& work, u32 j0) {
+        if (!MASKED) return end;
+        Documents<MASKED> documents = documents_of(work);
+        return next_tile<SIDE>(j0, end, [&](u32 i, u32) { return !documents.reach(i, min(j0 + TALL, end)); });
+    };
+    // How many they are, of each head of the group.
+    auto tiles_of = [&](u32 j0, u32 last) { return group * ((last - j0 + SIDE - 1) / SIDE); };
     auto next_stage = [](u32 stage) { return stage + 1 == STAGES ? 0 : stage + 1; };
     if (threadIdx.x == 0) {
         start_phases(own_full, 1), start_phases(own_empty, 4 * GROUPS);
@@ -88,7 +97,7 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
                     copy_head(own_values + g * TILE, all.qkv, own_full, j0 + SIDE * g, value, work.sequence);
                 }
             }
-            u32 head = work.head * group, i = j0, count = tiles_of(j0);
+            u32 last = last_of(work, j0), head = work.head * group, i = j0, count = tiles_of(j0, last);
             for (u32 t = 0; t < count; t++) {
                 wait_for_phase(empty + stage, phase ^ 1);
                 if (lane == 0) {
@@ -103,10 +112,11 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
                 for (u32 r = lane; r < SIDE; r += 32) {
                     log_sums[stage * SIDE + r] = i + r < end ? a.log_sum[at + r] * LOG2_E : 0.0f;
                     minus_means[stage * SIDE + r] = i + r < end ? -a.mean[at + r] : 0.0f;
+                    if (MASKED) offsets[stage * SIDE + r] = i + r < end ? documents_of(work).offsets[i + r] : 0;
                 }
                 arrive_by_warp(full + stage);
                 i += SIDE;
-                if (i >= end) i = j0, head++;
+                if (i >= last) i = j0, head++;
                 stage = next_stage(stage);
                 phase ^= stage == 0;
             }
@@ -127,7 +137,7 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
         const Work work = work_of(number);
         Held keys(own_keys, 16 * warp), values(own_values, 16 * warp);
         arrive_by_warp(own_empty);
-        u32 j0 = work.tile * TALL, row = j0 + 16 * warp, count = tiles_of(j0), t = 0, now = j0;
+        u32 j0 = work.tile * TALL, row = j0 + 16 * warp, last = last_of(work, j0), count = tiles_of(j0, last), t = 0, now = j0;
         float key_sums[8][4] = {}, value_sums[8][4] = {}, scores[8][4], products[8][4];
         u32 weights[4][4], gradients[4][4];
         auto start = [&](u32 stage) {
@@ -142,6 +152,7 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
         };
         auto weigh = [&](u32 stage) {
             hide<true>(scores, a.pattern, row, now);
+            hide_before<MASKED>(scores, row, now, offsets + stage * SIDE);
             weigh_columns(scores, c, log_sums + stage * SIDE, 1);
         };
         // Behind a tile, whose queries begin at `now`.
@@ -149,13 +160,15 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
             t++;
             next = next_stage(next);
             phase ^= next == 0;
-            now = now + SIDE < end ? now + SIDE : j0;
+            now = now + SIDE < last ? now + SIDE : j0;
         };
-        // To a tile whose queries see this warpgroup's keys: of each head the second's keys are behind the first tile.
+        // To a tile whose queries see this warpgroup's keys: of each head the second's keys are behind the first tile, and the
+        // first's documents may end before the second's.
         auto seek = [&] {
             while (t < count) {
                 wait_for_phase(full + next, phase);
-                if (now >= j0 + SIDE * own) return true;
+                u32 first = MASKED ? now - min(offsets[next * SIDE], now) : 0;
+                if (now >= j0 + SIDE * own && first < j0 + SIDE * (own + 1)) return true;
                 arrive_by_warp(empty + next);
                 step();
             }
@@ -221,4 +234,5 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
 #endif
 }
 
-EXPORT_MANY(attention_grad_keys_pipeline, AttentionGradTilesArgs, 384, 1, attention_grad_keys_by_pipeline)
+EXPORT_MANY(attention_grad_keys_pipeline, AttentionGradTilesArgs, 384, 1, attention_grad_keys_by_pipeline<false>)
+EXPORT_MANY(attention_grad_keys_pipeline_documents, AttentionGradTilesArgs, 384, 1, attention_grad_keys_by_pipeline<true>)

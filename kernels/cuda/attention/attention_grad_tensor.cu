@@ -26,7 +26,7 @@ __device__ inline void means(float (&mean)[2], Left<SIZE, true>& grads, const Ro
 
 // Grid (query tiles, queries, batch). A warp has 16 queries; the tile's warps share tiles of KEYS keys and values,
 // of which they work on 32 at a time.
-template <int SIZE, int WARPS, int KEYS>
+template <int SIZE, int WARPS, int KEYS, bool MASKED>
 __device__ void attention_grad_queries(const AttentionGradArgs& a) {
 #ifdef TENSOR_CORES
     constexpr u32 QUERIES = 16 * WARPS, THREADS = 32 * WARPS;
@@ -62,7 +62,9 @@ __device__ void attention_grad_queries(const AttentionGradArgs& a) {
         if (lane % 4 == 0 && i < end) a.mean[at] = mean[h];
     }
     __syncthreads();
-    u32 j = next_tile<KEYS>(0, i_end, seen), stage = 0;
+    Documents<MASKED> documents(a.offsets, first, end);
+    FirstKeys<MASKED> first_keys(documents, row);
+    u32 j = next_tile<KEYS>(documents.first_seen(i0) / KEYS * KEYS, i_end, seen), stage = 0;
     fetch<SIZE, QUERIES, THREADS>(tiles[1][0], queries, i0, end);
     fetch_tile(0, j);
     wait_for_copies();
@@ -76,12 +78,14 @@ __device__ void attention_grad_queries(const AttentionGradArgs& a) {
         if (next < i_end) fetch_tile(stage ^ 1, next);
 #pragma unroll
         for (int part = 0; part < KEYS; part += PART) {
-            if (!a.pattern.any(row, row + 16, j + part, j + part + PART)) continue;
+            u32 part_end = j + part + PART;
+            if (first_keys.least >= part_end || !a.pattern.any(row, row + 16, j + part, part_end)) continue;
             const Row<SIZE>*part_keys = tiles[stage][0] + part, *part_values = tiles[stage][1] + part;
             float scores[PART / 8][4], products[PART / 8][4];
             multiply_turned(scores, query, part_keys);
             multiply_turned(products, grad, part_values);
             hide<false>(scores, a.pattern, row, j + part);
+            first_keys.hide(scores, j + part);
 #pragma unroll
             for (int n = 0; n < PART / 8; n++)
 #pragma unroll
@@ -105,7 +109,7 @@ __device__ void attention_grad_queries(const AttentionGradArgs& a) {
 
 // Grid (key tiles, keys, batch). A warp has 16 keys and their values; the tile's warps share tiles of QUERIES queries
 // and gradients of outputs. HELD: the keys are in registers, which saves shared memory.
-template <int SIZE, int WARPS, int QUERIES, bool HELD>
+template <int SIZE, int WARPS, int QUERIES, bool HELD, bool MASKED>
 __device__ void attention_grad_keys(const AttentionGradArgs& a) {
 #ifdef TENSOR_CORES
     constexpr u32 KEYS = 16 * WARPS, THREADS = 32 * WARPS;
@@ -113,11 +117,13 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
     alignas(16) __shared__ Row<SIZE> tiles[2][2][QUERIES];
     alignas(16) __shared__ Row<SIZE> kept[HELD ? 1 : 2][KEYS];
     __shared__ float log_sums[2][QUERIES], means[2][QUERIES];
+    __shared__ u32 offsets[MASKED ? 2 : 1][MASKED ? QUERIES : 1];
     u32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, key_head = blockIdx.y, group = a.heads.group();
     u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
     u64 first = (u64)blockIdx.z * end;
     u32 j0 = blockIdx.x * KEYS, j_end = min(j0 + KEYS, end), row = j0 + own;
     u32 key = a.heads.key(key_head), value = a.heads.value(key_head);
+    Documents<MASKED> documents(a.offsets, first, end);
     auto fetch_tile = [&](u32 stage, u32 head, u32 i) {
         fetch<SIZE, QUERIES, THREADS>(tiles[stage][0], Part(a.qkv, first, width, a.heads.query(head), size), i, end);
         fetch<SIZE, QUERIES, THREADS>(tiles[stage][1], Part(a.out_grad, first, out_width, head * size, size), i, end);
@@ -126,6 +132,7 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
         for (u32 r = threadIdx.x; r < QUERIES; r += THREADS) {
             copy_word(&log_sums[stage][r], a.log_sum + at + min(i + r, end - 1), i + r < end);
             copy_word(&means[stage][r], a.mean + at + min(i + r, end - 1), i + r < end);
+            if (MASKED) copy_word(&offsets[stage][r], documents.offsets + min(i + r, end - 1), i + r < end);
         }
     };
 
@@ -141,7 +148,7 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
     // From (head, i) to the next tile that sees a key: of this head from `i` on, else of the next.
     u32 begin = j0 / QUERIES * QUERIES, head = key_head * group, head_end = head + group, i = begin, stage = 0;
     auto seek = [&] {
-        auto seen = [&](u32 i, u32 i_end) { return a.pattern.any(i, i_end, j0, j_end); };
+        auto seen = [&](u32 i, u32 i_end) { return documents.reach(i, j_end) && a.pattern.any(i, i_end, j0, j_end); };
         for (; head < head_end; head++, i = begin)
             if ((i = next_tile<QUERIES>(i, end, seen)) < end) return;
     };
@@ -162,6 +169,7 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
             multiply_turned(scores, left_keys, queries);
             multiply_turned(products, left_values, grads);
             hide<true>(scores, a.pattern, row, now);
+            hide_before<MASKED>(scores, row, now, offsets[MASKED ? stage : 0]);
 #pragma unroll
             for (int n = 0; n < QUERIES / 8; n++)
 #pragma unroll
@@ -261,12 +269,18 @@ __device__ void attention_grad_packed(const AttentionGradArgs& a) {
 #endif
 }
 
-EXPORT_MANY(attention_grad_queries_tensor_32, AttentionGradArgs, 128, 5, attention_grad_queries<32, 4, 64>)
-EXPORT_MANY(attention_grad_queries_tensor_64, AttentionGradArgs, 128, 4, attention_grad_queries<64, 4, 64>)
-EXPORT_MANY(attention_grad_queries_tensor_128, AttentionGradArgs, 128, 2, attention_grad_queries<128, 4, 32>)
-EXPORT_MANY(attention_grad_keys_tensor_32, AttentionGradArgs, 128, 5, attention_grad_keys<32, 4, 32, false>)
-EXPORT_MANY(attention_grad_keys_tensor_64, AttentionGradArgs, 128, 4, attention_grad_keys<64, 4, 32, false>)
-EXPORT_MANY(attention_grad_keys_tensor_128, AttentionGradArgs, 128, 2, attention_grad_keys<128, 4, 16, true>)
+EXPORT_MANY(attention_grad_queries_tensor_32, AttentionGradArgs, 128, 5, attention_grad_queries<32, 4, 64, false>)
+EXPORT_MANY(attention_grad_queries_tensor_32_documents, AttentionGradArgs, 128, 5, attention_grad_queries<32, 4, 64, true>)
+EXPORT_MANY(attention_grad_queries_tensor_64, AttentionGradArgs, 128, 4, attention_grad_queries<64, 4, 64, false>)
+EXPORT_MANY(attention_grad_queries_tensor_64_documents, AttentionGradArgs, 128, 4, attention_grad_queries<64, 4, 64, true>)
+EXPORT_MANY(attention_grad_queries_tensor_128, AttentionGradArgs, 128, 2, attention_grad_queries<128, 4, 32, false>)
+EXPORT_MANY(attention_grad_queries_tensor_128_documents, AttentionGradArgs, 128, 2, attention_grad_queries<128, 4, 32, true>)
+EXPORT_MANY(attention_grad_keys_tensor_32, AttentionGradArgs, 128, 5, attention_grad_keys<32, 4, 32, false, false>)
+EXPORT_MANY(attention_grad_keys_tensor_32_documents, AttentionGradArgs, 128, 5, attention_grad_keys<32, 4, 32, false, true>)
+EXPORT_MANY(attention_grad_keys_tensor_64, AttentionGradArgs, 128, 4, attention_grad_keys<64, 4, 32, false, false>)
+EXPORT_MANY(attention_grad_keys_tensor_64_documents, AttentionGradArgs, 128, 4, attention_grad_keys<64, 4, 32, false, true>)
+EXPORT_MANY(attention_grad_keys_tensor_128, AttentionGradArgs, 128, 2, attention_grad_keys<128, 4, 16, true, false>)
+EXPORT_MANY(attention_grad_keys_tensor_128_documents, AttentionGradArgs, 128, 2, attention_grad_keys<128, 4, 16, true, true>)
 EXPORT_MANY(attention_grad_packed_32_16, AttentionGradArgs, 128, 5, attention_grad_packed<32, 4, 16>)
 EXPORT_MANY(attention_grad_packed_32_32, AttentionGradArgs, 128, 4, attention_grad_packed<32, 4, 32>)
 EXPORT_MANY(attention_grad_packed_64_16, AttentionGradArgs, 128, 4, attention_grad_packed<64, 4, 16>)

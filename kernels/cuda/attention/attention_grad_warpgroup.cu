@@ -3,6 +3,7 @@
 #include "../warpgroup.cuh"
 
 // Grid (queries, batch, query tiles). A block is one warpgroup, with 64 queries. Tiles come by the tensor memory accelerator.
+template <bool MASKED>
 __device__ inline void attention_grad_queries_by_groups(const AttentionGradTilesArgs& all) {
 #ifdef WARPGROUPS
     // When each pair of tiles, and the block's own, are full.
@@ -32,7 +33,9 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradTiles
         return next_tile<SIDE>(j, i_end, seen);
     };
 
-    u32 j = next_of(0), next = next_of(j + SIDE), stage = 0, phase = 0;
+    Documents<MASKED> documents(a.offsets, first, end);
+    FirstKeys<MASKED> first_keys(documents, row);
+    u32 j = next_of(documents.first_seen(i0) / SIDE * SIDE), next = next_of(j + SIDE), stage = 0, phase = 0;
     if (leads) {
         if (blockIdx.x + blockIdx.y + blockIdx.z == 0) *a.taken = 0;
         for (u32 b = 0; b < BARRIERS; b++) start_phases(full + b, 1);
@@ -71,6 +74,7 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradTiles
         if (leads && next < i_end) fetch_tile(stage ^ 1, next);
         wait_for_products<1>(scores);
         hide<false>(scores, a.pattern, row, j);
+        first_keys.hide(scores, j);
         weigh_rows(scores, c, log_sum);
         wait_for_products<0>(products);
         derive(products, scores);
@@ -101,13 +105,15 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradTiles
 }
 
 // Grid (keys, batch, key tiles). A block is one warpgroup, with 64 keys and their values.
+template <bool MASKED>
 __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a) {
 #ifdef WARPGROUPS
-    LAUNCH_SHARED(pool, 6 * TILE * sizeof(bf16) + 4 * SIDE * sizeof(float));
+    LAUNCH_SHARED(pool, 6 * TILE * sizeof(bf16) + 4 * SIDE * sizeof(float) + 2 * SIDE * sizeof(u32));
     const Work work = a.order.work();
     bf16 *tiles = held((bf16*)pool), *own_keys = tiles + 4 * TILE, *own_values = own_keys + TILE;
     // By stage.
     float *log_sums = (float*)(own_values + TILE), *means = log_sums + 2 * SIDE;
+    u32* offsets = (u32*)(means + 2 * SIDE);
     u32 lane = threadIdx.x % 32, own = of_warp(threadIdx.x / 32) * 16, key_head = work.head, group = a.heads.group();
     u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
     u64 first = (u64)work.sequence * end;
@@ -116,6 +122,7 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
     u32 key = a.heads.key(key_head), value = a.heads.value(key_head);
     Part queries(a.qkv, first, width, a.heads.query(0), size), grads(a.out_grad, first, out_width, 0, size);
     queries.whole &= a.heads.query_stride % 8 == 0;
+    Documents<MASKED> documents(a.offsets, first, end);
     auto fetch_tile = [&](u32 stage, u32 head, u32 i) {
         Part head_queries = queries, head_grads = grads;
         head_queries.first += head * a.heads.query_stride;
@@ -127,6 +134,7 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
         if (u32 r = threadIdx.x; r < SIDE) {
             copy_word(&log_sums[stage * SIDE + r], a.log_sum + at + min(i + r, end - 1), i + r < end);
             copy_word(&means[stage * SIDE + r], a.mean + at + min(i + r, end - 1), i + r < end);
+            if (MASKED) copy_word(&offsets[stage * SIDE + r], documents.offsets + min(i + r, end - 1), i + r < end);
         }
     };
     // As await_tiles; the log_sums become powers of two.
@@ -140,7 +148,7 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
     // From (head, i) to the next tile that sees a key: of this head from `i` on, else of the next.
     u32 begin = j0 / SIDE * SIDE, head = key_head * group, head_end = head + group, i = begin, stage = 0;
     auto seek = [&] {
-        auto seen = [&](u32 i, u32 i_end) { return a.pattern.any(i, i_end, j0, j_end); };
+        auto seen = [&](u32 i, u32 i_end) { return documents.reach(i, j_end) && a.pattern.any(i, i_end, j0, j_end); };
         for (; head < head_end; head++, i = begin)
             if ((i = next_tile<SIDE>(i, end, seen)) < end) return;
     };
@@ -165,6 +173,7 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
         if (head < head_end) fetch_tile(stage ^ 1, head, i);
         wait_for_products<1>(scores);
         hide<true>(scores, a.pattern, row, now);
+        hide_before<MASKED>(scores, row, now, offsets + stage * SIDE);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -196,5 +205,7 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
 #endif
 }
 
-EXPORT_MANY(attention_grad_queries_warpgroup, AttentionGradTilesArgs, 128, 4, attention_grad_queries_by_groups)
-EXPORT_MANY(attention_grad_keys_warpgroup, AttentionGradArgs, 128, 3, attention_grad_keys_by_groups)
+EXPORT_MANY(attention_grad_queries_warpgroup, AttentionGradTilesArgs, 128, 4, attention_grad_queries_by_groups<false>)
+EXPORT_MANY(attention_grad_queries_warpgroup_documents, AttentionGradTilesArgs, 128, 4, attention_grad_queries_by_groups<true>)
+EXPORT_MANY(attention_grad_keys_warpgroup, AttentionGradArgs, 128, 3, attention_grad_keys_by_groups<false>)
+EXPORT_MANY(attention_grad_keys_warpgroup_documents, AttentionGradArgs, 128, 3, attention_grad_keys_by_groups<true>)

@@ -3,7 +3,7 @@
 #include "../tiles.cuh"
 
 // Grid (query tiles, queries, batch). A warp has 16 queries; the tile's warps share tiles of KEYS keys and values.
-template <int SIZE, int WARPS, int KEYS>
+template <int SIZE, int WARPS, int KEYS, bool MASKED>
 __device__ void attention(const AttentionArgs& a) {
 #ifdef TENSOR_CORES
     constexpr u32 QUERIES = 16 * WARPS, THREADS = 32 * WARPS;
@@ -22,8 +22,10 @@ __device__ void attention(const AttentionArgs& a) {
         fetch<SIZE, KEYS, THREADS>(tiles[stage][1], values, j, end);
     };
     auto seen = [&](u32 j, u32 j_end) { return a.pattern.any(i0, i_end, j, j_end); };
+    Documents<MASKED> documents(a.offsets, first, end);
+    FirstKeys<MASKED> first_keys(documents, row);
 
-    u32 j = next_tile<KEYS>(0, i_end, seen), stage = 0;
+    u32 j = next_tile<KEYS>(documents.first_seen(i0) / KEYS * KEYS, i_end, seen), stage = 0;
     fetch<SIZE, QUERIES, THREADS>(tiles[1][0], queries, i0, end);
     fetch_tile(0, j);
     wait_for_copies();
@@ -36,10 +38,11 @@ __device__ void attention(const AttentionArgs& a) {
     while (j < i_end) {
         u32 next = next_tile<KEYS>(j + KEYS, i_end, seen);
         if (next < i_end) fetch_tile(stage ^ 1, next);
-        if (a.pattern.any(row, row + 16, j, j + KEYS)) {
+        if (first_keys.least < j + KEYS && a.pattern.any(row, row + 16, j, j + KEYS)) {
             float scores[KEYS / 8][4];
             multiply_turned(scores, query, tiles[stage][0]);
             hide<false>(scores, a.pattern, row, j);
+            first_keys.hide(scores, j);
             softmax.weigh(scores);
             softmax.settle(sums);
             multiply_add<SIZE>(sums, scores, tiles[stage][1]);
@@ -89,9 +92,12 @@ __device__ void attention_packed(const AttentionArgs& a) {
 #endif
 }
 
-EXPORT_MANY(attention_tensor_32, AttentionArgs, 128, 5, attention<32, 4, 64>)
-EXPORT_MANY(attention_tensor_64, AttentionArgs, 128, 4, attention<64, 4, 64>)
-EXPORT_MANY(attention_tensor_128, AttentionArgs, 128, 3, attention<128, 4, 32>)
+EXPORT_MANY(attention_tensor_32, AttentionArgs, 128, 5, attention<32, 4, 64, false>)
+EXPORT_MANY(attention_tensor_32_documents, AttentionArgs, 128, 5, attention<32, 4, 64, true>)
+EXPORT_MANY(attention_tensor_64, AttentionArgs, 128, 4, attention<64, 4, 64, false>)
+EXPORT_MANY(attention_tensor_64_documents, AttentionArgs, 128, 4, attention<64, 4, 64, true>)
+EXPORT_MANY(attention_tensor_128, AttentionArgs, 128, 3, attention<128, 4, 32, false>)
+EXPORT_MANY(attention_tensor_128_documents, AttentionArgs, 128, 3, attention<128, 4, 32, true>)
 EXPORT_MANY(attention_packed_32_16, AttentionArgs, 128, 8, attention_packed<32, 4, 16>)
 EXPORT_MANY(attention_packed_32_32, AttentionArgs, 128, 8, attention_packed<32, 4, 32>)
 EXPORT_MANY(attention_packed_64_16, AttentionArgs, 128, 6, attention_packed<64, 4, 16>)

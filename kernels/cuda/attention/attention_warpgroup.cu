@@ -5,6 +5,7 @@
 // Grid (queries, batch, query tiles). A block is one warpgroup, with 64 queries: of a multiprocessor's blocks some keep
 // its tensor cores busy while others are at their softmax. The scores of the next keys run beside the sums over the values
 // of these, of which the softmax is done.
+template <bool MASKED>
 __device__ inline void attention_by_groups(const AttentionTilesArgs& all) {
 #ifdef WARPGROUPS
     // When each tile of keys and of values, and the queries, are full.
@@ -29,7 +30,9 @@ __device__ inline void attention_by_groups(const AttentionTilesArgs& all) {
         return next_tile<SIDE>(j, i_end, seen);
     };
 
-    u32 j = next_of(0), next = next_of(j + SIDE);
+    Documents<MASKED> documents(a.offsets, (u64)work.sequence * end, end);
+    FirstKeys<MASKED> first_keys(documents, row);
+    u32 j = next_of(documents.first_seen(i0) / SIDE * SIDE), next = next_of(j + SIDE);
     if (leads) {
         for (u32 b = 0; b < BARRIERS; b++) start_phases(keys_full + b, 1);
         show_phases();
@@ -50,6 +53,7 @@ __device__ inline void attention_by_groups(const AttentionTilesArgs& all) {
     start_turned(scores, left, all_keys);
     wait_for_products<0>(scores);
     hide<false>(scores, a.pattern, row, j);
+    first_keys.hide(scores, j);
     softmax.weigh(scores);
     round_left(weights, scores);
     while (next < i_end) {
@@ -69,6 +73,7 @@ __device__ inline void attention_by_groups(const AttentionTilesArgs& all) {
         }
         wait_for_products<1>(scores);
         hide<false>(scores, a.pattern, row, j);
+        first_keys.hide(scores, j);
         softmax.weigh(scores);
         wait_for_products<0>(sums);
         softmax.settle(sums);
@@ -89,4 +94,5 @@ __device__ inline void attention_by_groups(const AttentionTilesArgs& all) {
 #endif
 }
 
-EXPORT_MANY(attention_warpgroup, AttentionTilesArgs, 128, 4, attention_by_groups)
+EXPORT_MANY(attention_warpgroup, AttentionTilesArgs, 128, 4, attention_by_groups<false>)
+EXPORT_MANY(attention_warpgroup_documents, AttentionTilesArgs, 128, 4, attention_by_groups<true>)

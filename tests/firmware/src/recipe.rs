@@ -25,6 +25,7 @@ pub const STAGE: MicroBatch = MicroBatch {
     pattern: Pattern::DENSE,
     products: Products::Wide,
     dropout: Chance::NONE,
+    documents: false,
 };
 
 /// A Pythia of two layers.

@@ -91,6 +91,9 @@ pub enum Scaling {
     },
 }
 
+/// Tokens of a row's first document that came before the row.
+pub const BEFORE: usize = 3;
+
 /// What a model is, and the pattern of its attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
@@ -132,6 +135,8 @@ pub struct Config {
     pub softcap: Option<f64>,
     /// The probability that a number is dropped in training: what a step leaves out is decided by the core.
     pub dropout: Option<f32>,
+    /// Tokens of a document, where attention stays inside documents in training; of the first in a row [`BEFORE`] came before.
+    pub documents: Option<usize>,
     /// Dimensions of each head that rotate, an even number.
     pub rotary: usize,
     /// Base of the rotary frequencies.
@@ -169,6 +174,7 @@ impl Config {
             stream_scalars: false,
             softcap: None,
             dropout: None,
+            documents: None,
             rotary: d / heads / 4,
             rotary_base: 10_000.0,
             scaling: Scaling::None,
@@ -196,6 +202,18 @@ impl Config {
             names: Names::Llama,
             ..Self::pythia(layers, d, heads, d_ff, vocab)
         }
+    }
+
+    /// Whether position `i` of a row attends to position `j` of it.
+    fn sees(&self, trains: bool, i: usize, j: usize) -> bool {
+        let document = |n: usize, position: usize| (position + BEFORE) / n;
+        let same = |n: usize| document(n, i) == document(n, j);
+        self.attention.sees(i, j) && self.documents.filter(|_| trains).is_none_or(same)
+    }
+
+    /// How many tokens of its document come before position `i` of a row.
+    pub fn offset(&self, i: usize) -> usize {
+        self.documents.map_or(0, |n| (i + BEFORE) % n)
     }
 
     /// Radians a position of each rotating pair.

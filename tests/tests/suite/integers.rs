@@ -24,6 +24,7 @@ const MICRO: MicroBatch = MicroBatch {
     pattern: Pattern::DENSE,
     products: Products::Wide,
     dropout: Chance::NONE,
+    documents: false,
 };
 
 /// The numbers of a weight, as integers say them; its region has so many rows, the last of which may be padding.

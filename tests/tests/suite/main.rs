@@ -24,6 +24,7 @@ mod generation;
 mod image;
 mod import;
 mod integers;
+mod masks;
 mod memory;
 mod mixtures;
 mod muon;

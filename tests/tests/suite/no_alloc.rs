@@ -50,7 +50,7 @@ fn train() -> Option<()> {
         rotary_dims: 2,
         ..Transformer::GPT_NEOX
     };
-    let stage = MicroBatch { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::CHEAP, pattern: Pattern::DENSE, products: Products::Wide, dropout: Chance::NONE };
+    let stage = MicroBatch { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::CHEAP, pattern: Pattern::DENSE, products: Products::Wide, dropout: Chance::NONE, documents: false };
     model.validate().ok()?;
     model.validate_micro_batch(&stage).ok()?;
     let mut entries = [None::<Entry>; 128];

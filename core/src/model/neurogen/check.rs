@@ -75,6 +75,7 @@ impl NeuroGen {
             (micro.products != Products::Wide, "products in fp8 (--precision fp8); use bf16"),
             (micro.recompute != Recompute::NONE, "activations to compute again (--recompute); use none"),
             (!micro.pattern.dense(), "attention (--attention); leave it at dense"),
+            (micro.documents, "attention to keep inside documents (--mask-documents); leave it out"),
             (micro.dropout.any(), "dropout (--dropout); leave it at 0"),
         ];
         match cannot.into_iter().find(|(wanted, _)| *wanted) {

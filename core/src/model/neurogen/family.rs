@@ -104,7 +104,7 @@ impl Family for NeuroGen {
 
     fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
         let MicroBatch { batch: b, seq_len: t, .. } = *micro;
-        let batch = Batch::with_offsets(micro.tokens(), ledger);
+        let batch = Batch::lay(micro.tokens(), ledger).with_offsets(ledger);
         let io = (batch.ids, batch.offsets.unwrap_or(batch.ids));
         let segment = self.lay_segment(io, [b, t], true, profile, ledger);
         let (rows, d, k) = (self.connectome.signals(), self.width(), self.memory);
@@ -155,7 +155,7 @@ impl Family for NeuroGen {
     }
 
     fn lay_evaluation(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
-        let batch = Batch::with_offsets(micro.tokens(), ledger);
+        let batch = Batch::lay(micro.tokens(), ledger).with_offsets(ledger);
         let io = (batch.ids, batch.offsets.unwrap_or(batch.ids));
         let segment = self.lay_segment(io, [micro.batch, micro.seq_len], false, profile, ledger);
         let shape = [1, 1, micro.chunk_rows(), self.vocab_size];

@@ -55,6 +55,7 @@ const MICRO: MicroBatch = MicroBatch {
     pattern: Pattern::DENSE,
     products: Products::Wide,
     dropout: Chance::NONE,
+    documents: false,
 };
 
 #[test]

@@ -266,6 +266,7 @@ impl Backward<'_> {
             qkv_grad,
             heads: model.attention_heads(),
             pattern: pass.pattern,
+            offsets: t.batch.offsets,
             rotary: model.rotary(pass.network.table, micro.seq_len),
         })?;
         self.values(device, l, qkv_grad)?;

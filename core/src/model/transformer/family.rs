@@ -147,6 +147,7 @@ impl Family for Transformer {
     fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
         let MicroBatch { batch, seq_len, recompute, .. } = *micro;
         let regions = Batch::lay(micro.tokens(), ledger).with_key(micro.dropout, ledger);
+        let regions = if micro.documents { regions.with_offsets(ledger) } else { regions };
         let forward = self.lay_forward([batch, seq_len], Keep::of(recompute, self.layers), profile, ledger);
         let dtype = profile.dtype(Role::Work);
         let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, dtype, shape)).first;
@@ -236,7 +237,8 @@ impl Family for Transformer {
         if let Some(copying) = copying.filter(|_| first) {
             copying.weights(device, self, lasting)?;
         }
-        let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
+        let past = Past::Sequence { seq_len: micro.seq_len, offsets: training.batch.offsets };
+        let pattern = micro.pattern;
         let (network, control) = (&lasting.network, &lasting.control);
         let (ids, forward) = (training.batch.ids, &training.forward);
         let masks = training.batch.key.map(|key| Masks { key, chance: micro.dropout });
@@ -265,7 +267,7 @@ impl Family for Transformer {
         e: &Evaluation,
         micro: &MicroBatch,
     ) -> Result<(), OperationError> {
-        let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
+        let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len, offsets: None }, micro.pattern);
         let network = &lasting.network;
         let (ids, forward) = (e.batch.ids, &e.forward);
         let pass = Pass { model: self, network, forward, past, pattern, ids, copying: None, masks: None };

@@ -20,6 +20,8 @@ pub(super) enum Past {
     Sequence {
         /// Tokens of a sequence.
         seq_len: u32,
+        /// `[batch · seq_len]` u32: how many tokens of its document precede each, where only those are looked back on.
+        offsets: Option<Region>,
     },
     /// The keys and values of earlier tokens.
     Cache {
@@ -161,7 +163,7 @@ impl Pass<'_> {
         if let Some(norm) = model.qk_norm(w, l, qkv, f.qk_input) {
             device.emit(norm)?;
         }
-        if let Past::Sequence { seq_len } = self.past {
+        if let Past::Sequence { seq_len, .. } = self.past {
             device.emit(Rotate { qkv, rotary: model.rotary(self.network.table, seq_len) })?;
         }
         match model.add_values(self.network, l, self.ids, qkv) {
@@ -175,9 +177,9 @@ impl Pass<'_> {
         let (model, f, pattern) = (self.model, self.forward, self.pattern);
         let (qkv, out) = (f.qkv.at(l), f.mixed.at(l));
         match self.past {
-            Past::Sequence { .. } => {
+            Past::Sequence { offsets, .. } => {
                 let heads = model.attention_heads();
-                device.emit(Attention { qkv, out, log_sum: f.log_sum.at(l), heads, pattern })
+                device.emit(Attention { qkv, out, log_sum: f.log_sum.at(l), heads, pattern, offsets })
             }
             Past::Cache { cache, cursor } => {
                 let rotary = model.rotary(self.network.table, model.context);

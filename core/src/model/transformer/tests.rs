@@ -85,6 +85,7 @@ const SEQUENCE: MicroBatch = MicroBatch {
     pattern: Pattern::DENSE,
     products: Products::Wide,
     dropout: Chance::NONE,
+    documents: false,
 };
 
 #[test]
@@ -175,6 +176,7 @@ fn parts_of_their_own_take_what_was_worked_out_by_hand() {
         pattern: Pattern::DENSE,
         products: Products::Wide,
         dropout: Chance::NONE,
+        documents: false,
     };
     for (recompute, slots) in [(Recompute::NONE, 28), (Recompute::CHEAP, 28), (Recompute::FULL, 1)] {
         let mut bytes = [0; 2];
@@ -227,7 +229,9 @@ fn every_step_of_every_mixture_passes_the_meter() {
             .flat_map(|r| [Products::Wide, Products::Warming, Products::Quantised].map(|p| (r, p)))
         {
             let dropout = if i % 2 == 0 { Chance::NONE } else { Chance::nearest(0.1).unwrap() };
-            let micro = MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, dropout, products, ..SEQUENCE };
+            let documents = i % 3 == 0;
+            let micro =
+                MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, dropout, documents, products, ..SEQUENCE };
             model.validate_micro_batch(&micro).unwrap();
             metered(&model, &micro, if products == Products::Wide { &Half } else { &Eighths });
         }
@@ -341,6 +345,7 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
         pattern: Pattern::DENSE,
         products: Products::Wide,
         dropout: Chance::NONE,
+        documents: false,
     };
     for (recompute, products) in [Recompute::NONE, Recompute::CHEAP, Recompute::FULL]
         .into_iter()
@@ -418,6 +423,7 @@ fn micro(draw: &mut impl FnMut() -> u32) -> MicroBatch {
         pattern: Pattern::DENSE,
         products: Products::Wide,
         dropout: Chance::NONE,
+        documents: false,
     }
 }
 

@@ -1,12 +1,14 @@
 //! Causal attention over a fused projection, dense or block-sparse, without a matrix of probabilities.
 
+use super::documents::Documents;
 use super::heads::Heads;
 use super::pattern::Pattern;
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot};
 
-/// `out_i = Σ_j softmax_j(q_i · k_j / √size) v_j` over the j ≤ i that the pattern sees, for each row and head.
+/// `out_i = Σ_j softmax_j(q_i · k_j / √size) v_j` over the j ≤ i that the pattern sees, of the same document where offsets
+/// say what that is, for each row and head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
     /// [batch, seq_len, width], queries and keys already turned.
@@ -19,6 +21,8 @@ pub struct Attention {
     pub heads: Heads,
     /// What a query sees.
     pub pattern: Pattern,
+    /// `[batch · seq_len]` u32: how many tokens of its document precede each, where queries see no key of another one.
+    pub offsets: Option<Region>,
 }
 
 /// Whether qkv is [batch, seq_len, width] of these heads and `other` is as long and `columns` wide.
@@ -31,6 +35,7 @@ impl Operation for Attention {
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("qkv", self.qkv));
+        self.offsets.into_iter().for_each(|offsets| visit(Operand::read("offsets", offsets).ids()));
         visit(Operand::write("out", self.out));
         visit(Operand::write("log_sum", self.log_sum).exact());
     }
@@ -39,18 +44,21 @@ impl Operation for Attention {
         self.expect(self.qkv.columns() == self.heads.width(), "qkv")?;
         self.expect(rows_fit(&self.qkv, &self.out, self.heads.out_width()), "out")?;
         self.expect(self.pattern.fits(), "pattern")?;
+        self.expect(Documents::fit(self.offsets, &self.qkv), "offsets")?;
         let [_, batch, seq_len, _] = self.qkv.shape;
         self.expect(self.log_sum.shape == [1, batch, self.heads.queries, seq_len], "log_sum")
     }
 
     fn flops(&self) -> u64 {
-        // Scores and mixing: two products of `size` multiply-adds a pair.
+        // Scores and mixing: two products of `size` multiply-adds a pair. Documents, which nobody knows yet, leave fewer.
         let [_, batch, seq_len, _] = self.qkv.shape;
         count(&[4, batch.into(), self.heads.out_width().into(), self.pattern.active_pairs(seq_len)])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [qkv, mut out, mut log_sum] = arena.views([Some(self.qkv), Some(self.out), Some(self.log_sum)])?;
+        let [qkv, mut out, mut log_sum, offsets] =
+            arena.views([Some(self.qkv), Some(self.out), Some(self.log_sum), self.offsets])?;
+        let documents = Documents::new(offsets.u32()?);
         let [_, batch, seq_len, width] = self.qkv.shape.map(|n| n as usize);
         let (heads, size, scale) = (&self.heads, self.heads.size as usize, self.heads.scale());
         let qkv = qkv.f32()?;
@@ -60,7 +68,8 @@ impl Operation for Attention {
                 let (q, k, v) = (heads.query(h), heads.key(heads.key_of(h)), heads.value(heads.key_of(h)));
                 for i in 0..seq_len {
                     let query = &row(i)[q..q + size];
-                    let seen = (0..=i).filter(|&j| self.pattern.sees(i as u32, j as u32));
+                    let first = documents.first_seen(b * seq_len + i, i);
+                    let seen = (first..=i).filter(|&j| self.pattern.sees(i as u32, j as u32));
                     let score = |j: usize| dot(query, &row(j)[k..k + size]) * scale;
                     let largest = seen.clone().map(score).fold(f32::NEG_INFINITY, |a, s| if s > a { s } else { a });
                     let at = (b * seq_len + i) * heads.out_width() as usize + h as usize * size;
@@ -90,16 +99,23 @@ mod tests {
 
     pub const PATTERNS: [Kind; 4] = [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed];
 
+    /// Of two rows of 11: a document from before, two of one token, one that ends with a block; one over the whole row, which
+    /// began before it.
+    const OFFSETS: [u32; 22] = [5, 6, 7, 0, 0, 0, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+
     #[test]
     fn every_pattern_agrees_with_dense_masked_attention_in_f64() {
-        for kind in PATTERNS {
+        for (kind, offsets) in
+            PATTERNS.into_iter().flat_map(|kind| [None, Some(OFFSETS)].map(|offsets| (kind, offsets)))
+        {
             let mut b = Bench::<4096>::new();
             let heads = Heads::grouped(4, 2, 3);
             let (batch, t) = (2u32, 11u32);
             let qkv = b.normal([1, batch, t, heads.width()], 1, 1.0);
             let (out, log_sum) = (b.poison([1, batch, t, 12]), b.poison([1, batch, 4, t]));
             let pattern = Pattern { kind, block: 3, window: 1, stride: 2 };
-            b.run(Attention { qkv, out, log_sum, heads, pattern });
+            let laid = offsets.map(|offsets| b.ids(&offsets));
+            b.run(Attention { qkv, out, log_sum, heads, pattern, offsets: laid });
             let x = |b: &mut Bench<4096>, row: u32, column: usize| {
                 f64::from(b.get(qkv)[(row * heads.width()) as usize + column])
             };
@@ -110,7 +126,9 @@ mod tests {
                     let dot: f64 = (0..3)
                         .map(|c| x(&mut b, row, heads.query(h) + c) * x(&mut b, base + j, heads.key(h / 2) + c))
                         .sum();
-                    let masked = j > i || !pattern.sees(i, j);
+                    // Keys of the row's document are as far back as the query's offset.
+                    let other = offsets.is_some_and(|offsets| j + offsets[row as usize] < i);
+                    let masked = j > i || !pattern.sees(i, j) || other;
                     weights[j as usize] = if masked { 0.0 } else { libm::exp(dot / libm::sqrt(3.0)) };
                 }
                 let total: f64 = weights.iter().sum();
@@ -136,10 +154,23 @@ mod tests {
         let (qkv, out, log_sum) = (b.poison([1, 1, 3, 6]), b.poison([1, 1, 3, 2]), b.poison([1, 1, 1, 3]));
         for kind in PATTERNS {
             let pattern = Pattern { kind, block: 0, window: 1, stride: 2 };
-            let attention = Attention { qkv, out, log_sum, heads, pattern };
+            let attention = Attention { qkv, out, log_sum, heads, pattern, offsets: None };
             let expected = if kind == Kind::Dense { Ok(()) } else { Err(attention.misfit("pattern")) };
             assert_eq!(attention.validate(), expected, "{kind:?}");
             assert_eq!(pattern.sees(1, 0), kind == Kind::Dense);
+        }
+    }
+
+    #[test]
+    fn offsets_of_other_positions_are_an_error() {
+        let mut b = Bench::<64>::new();
+        let heads = Heads::interleaved(1, 2);
+        let (qkv, out, log_sum) = (b.poison([1, 1, 3, 6]), b.poison([1, 1, 3, 2]), b.poison([1, 1, 1, 3]));
+        for (count, fits) in [(3, true), (2, false), (4, false)] {
+            let offsets = Some(b.ids(&[0; 4][..count]));
+            let attention = Attention { qkv, out, log_sum, heads, pattern: Pattern::DENSE, offsets };
+            let expected = if fits { Ok(()) } else { Err(attention.misfit("offsets")) };
+            assert_eq!(attention.validate(), expected);
         }
     }
 
@@ -150,7 +181,8 @@ mod tests {
             let heads = Heads::interleaved(2, 4);
             let qkv = b.normal([1, 1, 10, 24], 1, 1.0);
             let (out, log_sum) = (b.poison([1, 1, 10, 8]), b.poison([1, 1, 2, 10]));
-            let op = Attention { qkv, out, log_sum, heads, pattern: Pattern { kind, block: 2, window: 1, stride: 2 } };
+            let pattern = Pattern { kind, block: 2, window: 1, stride: 2 };
+            let op = Attention { qkv, out, log_sum, heads, pattern, offsets: None };
             b.run(op);
             let before: [f32; 80] = b.get(out).try_into().unwrap();
             for changed in 0..10u32 {

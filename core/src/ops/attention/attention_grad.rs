@@ -1,6 +1,7 @@
 //! The gradient of causal attention, with probabilities recomputed from the scores' logarithmic sum.
 
 use super::attention::rows_fit;
+use super::documents::Documents;
 use super::heads::Heads;
 use super::pattern::Pattern;
 use super::rotary::Rotary;
@@ -27,6 +28,8 @@ pub struct AttentionGrad {
     pub heads: Heads,
     /// What a query sees.
     pub pattern: Pattern,
+    /// `[batch · seq_len]` u32: how many tokens of its document precede each, where queries see no key of another one.
+    pub offsets: Option<Region>,
     /// The rotation that made the queries and keys.
     pub rotary: Rotary,
 }
@@ -40,6 +43,7 @@ impl Operation for AttentionGrad {
         visit(Operand::read("log_sum", self.log_sum).exact());
         visit(Operand::read("out_grad", self.out_grad));
         visit(Operand::read("rotary", self.rotary.table).exact());
+        self.offsets.into_iter().for_each(|offsets| visit(Operand::read("offsets", offsets).ids()));
         visit(Operand::write("qkv_grad", self.qkv_grad));
     }
 
@@ -51,6 +55,7 @@ impl Operation for AttentionGrad {
         self.expect(rows_fit(&self.qkv, &self.qkv_grad, heads.width()), "qkv_grad")?;
         self.expect(self.log_sum.shape == [1, batch, heads.queries, seq_len], "log_sum")?;
         self.expect(self.pattern.fits(), "pattern")?;
+        self.expect(Documents::fit(self.offsets, &self.qkv), "offsets")?;
         self.expect(self.rotary.fits() && self.rotary.heads == self.heads, "rotary")
     }
 
@@ -61,10 +66,18 @@ impl Operation for AttentionGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let ([qkv, out, log_sum, out_grad, table], [qkv_grad]) = arena.f32s(
-            [self.qkv, self.out, self.log_sum, self.out_grad, self.rotary.table].map(Some),
-            [self.qkv_grad].map(Some),
-        )?;
+        let [qkv, out, log_sum, out_grad, table, mut qkv_grad, offsets] = arena.views([
+            Some(self.qkv),
+            Some(self.out),
+            Some(self.log_sum),
+            Some(self.out_grad),
+            Some(self.rotary.table),
+            Some(self.qkv_grad),
+            self.offsets,
+        ])?;
+        let [qkv, out, log_sum, out_grad, table] =
+            [qkv.f32()?, out.f32()?, log_sum.f32()?, out_grad.f32()?, table.f32()?];
+        let (qkv_grad, documents) = (qkv_grad.f32_mut()?, Documents::new(offsets.u32()?));
         let [_, batch, seq_len, width] = self.qkv.shape.map(|n| n as usize);
         let (heads, size, scale) = (&self.heads, self.heads.size as usize, self.heads.scale());
         qkv_grad.fill(0.0);
@@ -77,7 +90,8 @@ impl Operation for AttentionGrad {
                     let dout = &out_grad[at..at + size];
                     let mean = dot(dout, &out[at..at + size]);
                     let log_sum = log_sum[(b * heads.queries as usize + h as usize) * seq_len + i];
-                    for j in (0..=i).filter(|&j| self.pattern.sees(i as u32, j as u32)) {
+                    let first = documents.first_seen(b * seq_len + i, i);
+                    for j in (first..=i).filter(|&j| self.pattern.sees(i as u32, j as u32)) {
                         let (query, key) = (&row(i)[q..q + size], &row(j)[k..k + size]);
                         let p = libm::expf(dot(query, key) * scale - log_sum);
                         let ds = p * (dot(dout, &row(j)[v..v + size]) - mean) * scale;
@@ -114,17 +128,22 @@ mod tests {
         backward: AttentionGrad,
     }
 
-    fn case(b: &mut Bench<4096>, kind: Kind) -> Case {
+    /// Of two rows of 9: a document from before, one of one token, and one to the end; one over the whole row.
+    const OFFSETS: [u32; 18] = [2, 3, 0, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+
+    fn case(b: &mut Bench<4096>, kind: Kind, documents: bool) -> Case {
         let heads = Heads::grouped(4, 2, 2);
         let t = 9;
         let qkv = b.normal([1, 2, t, heads.width()], 1, 1.0);
         let (out, log_sum) = (b.poison([1, 2, t, 8]), b.poison([1, 2, 4, t]));
-        let forward = Attention { qkv, out, log_sum, heads, pattern: Pattern { kind, block: 2, window: 1, stride: 2 } };
+        let offsets = documents.then(|| b.ids(&OFFSETS));
+        let pattern = Pattern { kind, block: 2, window: 1, stride: 2 };
+        let forward = Attention { qkv, out, log_sum, heads, pattern, offsets };
         // Angles of zero: the rotation has its own test.
         let table = b.values([1, t, 1, 2], &[1.0, 0.0].repeat_into::<18>());
         let (out_grad, qkv_grad) = (b.normal([1, 2, t, 8], 2, 1.0), b.poison([1, 2, t, heads.width()]));
         let rotary = Rotary { table, heads, positions: t };
-        let backward = AttentionGrad { qkv, out, log_sum, out_grad, qkv_grad, heads, pattern: forward.pattern, rotary };
+        let backward = AttentionGrad { qkv, out, log_sum, out_grad, qkv_grad, heads, pattern, offsets, rotary };
         Case { forward, backward }
     }
 
@@ -140,9 +159,10 @@ mod tests {
 
     #[test]
     fn gradients_of_every_pattern_agree_with_finite_differences() {
-        for kind in PATTERNS {
+        for (kind, documents) in PATTERNS.into_iter().flat_map(|kind| [false, true].map(|documents| (kind, documents)))
+        {
             let mut b = Bench::<4096>::new();
-            let Case { forward, backward } = case(&mut b, kind);
+            let Case { forward, backward } = case(&mut b, kind, documents);
             b.run(forward);
             b.run(backward);
             b.check_gradient(forward, forward.qkv, backward.qkv_grad, forward.out, backward.out_grad);
@@ -153,7 +173,7 @@ mod tests {
     fn an_earlier_outputs_gradient_reaches_no_later_token() {
         for kind in PATTERNS {
             let mut b = Bench::<4096>::new();
-            let Case { forward, backward } = case(&mut b, kind);
+            let Case { forward, backward } = case(&mut b, kind, false);
             b.run(forward);
             for i in 0..9 {
                 let mut only = [0.0; 144];

@@ -172,7 +172,7 @@ mod tests {
         let (out, log_sum) = (b.poison([1, 1, t, OUT as u32]), b.poison([1, 1, heads.queries, t]));
         b.run(Linear::new(x, weight, None, qkv));
         b.run(Rotate { qkv, rotary });
-        b.run(Attention { qkv, out, log_sum, heads, pattern });
+        b.run(Attention { qkv, out, log_sum, heads, pattern, offsets: None });
 
         let (row, cache) = (b.poison([1, 1, 1, width]), b.poison([1, 2, t, heads.keys * heads.size]));
         let (step, cursor) = (b.poison([1, 1, 1, OUT as u32]), b.ids(&[0]));

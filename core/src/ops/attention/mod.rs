@@ -3,6 +3,7 @@
 mod attention;
 mod attention_grad;
 mod cached_attention;
+mod documents;
 mod heads;
 mod pattern;
 mod rotary;
@@ -11,6 +12,7 @@ mod rotate;
 pub use attention::Attention;
 pub use attention_grad::AttentionGrad;
 pub use cached_attention::CachedAttention;
+pub use documents::Documents;
 pub use heads::Heads;
 pub use pattern::{Kind, Pattern};
 pub use rotary::{Rotary, RotaryScaling};

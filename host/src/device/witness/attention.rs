@@ -58,6 +58,7 @@ pub fn attention(l: &mut Lay, (heads, batch, t, pattern): Case) -> Attention {
         log_sum: l.poison_exact([1, batch, heads.queries, t]),
         heads,
         pattern,
+        offsets: None,
     }
 }
 
@@ -72,6 +73,7 @@ pub fn attention_grad(l: &mut Lay, (heads, batch, t, pattern): Case) -> Attentio
         qkv_grad: l.poison([1, batch, t, width]),
         heads,
         pattern,
+        offsets: None,
         rotary: rotary(l, heads, t, heads.size == 64),
     }
 }
@@ -81,6 +83,51 @@ pub fn attention_and_its_gradient(w: &mut impl Witness) {
     for case in attentions() {
         w.case(|l| attention(l, case));
         w.case(|l| attention_grad(l, case));
+    }
+}
+
+/// Offsets of `batch` rows of `t` positions. The first row goes on with a document from before, which ends where a block does;
+/// those behind it begin at 16, 17, 63, 81, 191, 193 and so on: before, at and behind borders of a warp's rows and of tiles. The
+/// second is one document, which begins with it; the third is in the midst of one; the fourth has one token a document.
+pub fn offsets(batch: u32, t: u32) -> Vec<u32> {
+    let mut all = Vec::new();
+    for row in 0..batch {
+        let (mut offset, mut left, lengths) = match row % 4 {
+            0 => (5, 16, &[1, 46, 18, 110, 2, 1, 63, 5, 64, 130][..]),
+            1 => (0, t, &[][..]),
+            2 => (t / 2, t, &[][..]),
+            _ => (0, 1, &[1][..]),
+        };
+        let mut lengths = lengths.iter().cycle();
+        for _ in 0..t {
+            if left == 0 {
+                (offset, left) = (0, lengths.next().copied().unwrap_or(t));
+            }
+            all.push(offset);
+            (offset, left) = (offset + 1, left - 1);
+        }
+    }
+    all
+}
+
+/// The same attention inside documents.
+pub fn attention_inside(l: &mut Lay, case: Case) -> Attention {
+    let offsets = Some(l.ids(offsets(case.1, case.2)));
+    Attention { offsets, ..attention(l, case) }
+}
+
+/// And its gradient.
+pub fn attention_grad_inside(l: &mut Lay, case: Case) -> AttentionGrad {
+    let offsets = Some(l.ids(offsets(case.1, case.2)));
+    AttentionGrad { offsets, ..attention_grad(l, case) }
+}
+
+pub fn attention_inside_documents(w: &mut impl Witness) {
+    w.by_all_attention();
+    let more = [(Heads::interleaved(2, 64), 4, 200, Pattern::DENSE), (Heads::grouped(4, 2, 32), 4, 9, Pattern::DENSE)];
+    for case in attentions().into_iter().chain(more) {
+        w.case(|l| attention_inside(l, case));
+        w.case(|l| attention_grad_inside(l, case));
     }
 }
 

@@ -38,6 +38,7 @@ macro_rules! tests {
         $crate::device::witness::tests! { $device:
             attention {
                 attention_and_its_gradient
+                attention_inside_documents
                 scores_far_apart_do_not_overflow
                 cached_attention
                 queries_and_keys_are_turned

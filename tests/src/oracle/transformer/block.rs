@@ -77,7 +77,7 @@ impl<'a> Block<'a> {
         let projected = self.project(&norm1);
         let qkv = self.with_table(self.rotated(self.normed(projected.clone())));
         let [q, k, v] = &qkv;
-        let (attended, _) = attention(self.shape(), q, k, v, &|_, i, j| self.config().attention.sees(i, j));
+        let (attended, _) = attention(self.shape(), q, k, v, &|_, i, j| self.config().sees(self.trains, i, j));
         let with_attention = sum(&input, &model.linear(&self.name(names.output), &attended));
         let between = match self.config().residual {
             Residual::Parallel => input.clone(),
@@ -132,7 +132,7 @@ impl<'a> Block<'a> {
         let output = self.name(self.config().spelling().output);
         let d_attended = self.model.linear_back(&output, &saved.attended, dy, gradients);
         let [q, k, v] = &saved.qkv;
-        let sees = |_, i, j| self.config().attention.sees(i, j);
+        let sees = |_, i, j| self.config().sees(true, i, j);
         let (dq, dk, dv) = attention_gradient(self.shape(), q, k, v, &d_attended, &sees);
         self.table_back(&dv, gradients);
         let d_qkv = self.normed_back(&saved.projected, self.rotated_back([dq, dk, dv]), gradients);

@@ -30,40 +30,44 @@ const CAPPED: Option<f64> = Some(1.5);
 /// Of embedding and norms.
 const DROPPED: Option<f32> = Some(0.3);
 
-/// Value tables, whether the embedding is mixed into the stream, the cap of logits, what is dropped.
-type More = (usize, bool, Option<f64>, Option<f32>);
+/// Borders of documents that are none of blocks.
+const SPLIT: Option<usize> = Some(9);
+
+/// Value tables, whether the embedding is mixed into the stream, the cap of logits, what is dropped, tokens of a document.
+type More = (usize, bool, Option<f64>, Option<f32>, Option<usize>);
 
 /// Norm, residual, feed-forward; biases; embedding; key heads of 4, dimensions of a head, whether queries and keys are
 /// normalised; dimensions that rotate, and how they are scaled; value tables, whether the embedding is mixed into the
-/// stream, the cap of logits, what is dropped; names.
+/// stream, the cap of logits, what is dropped, tokens of a document; names.
 type Options = ((Norm, Residual, Feed), Biases, Embedding, (usize, usize, bool), (usize, Scaling), More, Names);
 
 /// The first is a Pythia, the second a Llama. Found by search: of all pairs none is missing, and fewer rows have not room
 /// for those of five biases and three embeddings.
 #[rustfmt::skip]
 const MIXTURES: [Options; 15] = [
-    ((Layer, Parallel, Gelu), ALL, UNTIED, (4, 6, false), (4, Unscaled), (0, false, None, None), GptNeox),
-    ((Rms, Sequential, SwiGlu), NONE, FACTORISED, (2, 6, false), (6, Unscaled), (0, false, None, None), Llama),
-    ((Layer, Parallel, Gelu), NONE, UNTIED, (2, 6, true), (4, LINEAR), (1, true, CAPPED, DROPPED), GptNeox),
-    ((Rms, Sequential, Gelu), QKV, TIED, (2, 6, false), (4, Unscaled), (1, true, None, DROPPED), Llama),
-    ((Layer, Parallel, Gelu), ATTENTION, FACTORISED, (2, 8, true), (4, Unscaled), (1, false, None, DROPPED), Llama),
-    ((Rms, Sequential, SwiGlu), FEED, TIED, (4, 6, false), (6, LINEAR), (1, false, None, None), GptNeox),
-    ((Layer, Sequential, SwiGlu), QKV, UNTIED, (2, 8, true), (8, LLAMA3), (0, true, None, DROPPED), GptNeox),
-    ((Layer, Sequential, SwiGlu), ATTENTION, TIED, (4, 8, false), (8, LINEAR), (0, false, CAPPED, None), GptNeox),
-    ((Rms, Parallel, Gelu), FEED, UNTIED, (2, 8, true), (4, LLAMA3), (0, true, CAPPED, None), Llama),
-    ((Layer, Sequential, Gelu), FEED, FACTORISED, (4, 6, false), (6, Unscaled), (2, false, CAPPED, DROPPED), Llama),
-    ((Rms, Parallel, Gelu), ALL, FACTORISED, (4, 6, false), (6, LLAMA3), (1, true, CAPPED, DROPPED), GptNeox),
-    ((Rms, Parallel, SwiGlu), NONE, TIED, (4, 8, false), (4, LLAMA3), (2, false, CAPPED, None), Llama),
-    ((Rms, Parallel, SwiGlu), ATTENTION, UNTIED, (4, 6, false), (6, LLAMA3), (2, true, CAPPED, None), Llama),
-    ((Layer, Parallel, Gelu), QKV, FACTORISED, (4, 8, true), (8, LINEAR), (2, false, CAPPED, None), GptNeox),
-    ((Rms, Sequential, SwiGlu), ALL, TIED, (2, 8, true), (8, LINEAR), (2, false, None, None), Llama),
+    ((Layer, Parallel, Gelu), ALL, UNTIED, (4, 6, false), (4, Unscaled), (0, false, None, None, None), GptNeox),
+    ((Rms, Sequential, SwiGlu), NONE, FACTORISED, (2, 6, false), (6, Unscaled), (0, false, None, None, None), Llama),
+    ((Layer, Parallel, Gelu), NONE, UNTIED, (2, 6, true), (4, LINEAR), (1, true, CAPPED, DROPPED, None), GptNeox),
+    ((Rms, Sequential, Gelu), QKV, TIED, (2, 6, false), (4, Unscaled), (1, true, None, DROPPED, None), Llama),
+    ((Layer, Parallel, Gelu), ATTENTION, FACTORISED, (2, 8, true), (4, Unscaled), (1, false, None, DROPPED, None), Llama),
+    ((Rms, Sequential, SwiGlu), FEED, TIED, (4, 6, false), (6, LINEAR), (1, false, None, None, None), GptNeox),
+    ((Layer, Sequential, SwiGlu), QKV, UNTIED, (2, 8, true), (8, LLAMA3), (0, true, None, DROPPED, None), GptNeox),
+    ((Layer, Sequential, SwiGlu), ATTENTION, TIED, (4, 8, false), (8, LINEAR), (0, false, CAPPED, None, SPLIT), GptNeox),
+    ((Rms, Parallel, Gelu), FEED, UNTIED, (2, 8, true), (4, LLAMA3), (0, true, CAPPED, None, SPLIT), Llama),
+    ((Layer, Sequential, Gelu), FEED, FACTORISED, (4, 6, false), (6, Unscaled), (2, false, CAPPED, DROPPED, SPLIT), Llama),
+    ((Rms, Parallel, Gelu), ALL, FACTORISED, (4, 6, false), (6, LLAMA3), (1, true, CAPPED, DROPPED, SPLIT), GptNeox),
+    ((Rms, Parallel, SwiGlu), NONE, TIED, (4, 8, false), (4, LLAMA3), (2, false, CAPPED, None, SPLIT), Llama),
+    ((Rms, Parallel, SwiGlu), ATTENTION, UNTIED, (4, 6, false), (6, LLAMA3), (2, true, CAPPED, None, None), Llama),
+    ((Layer, Parallel, Gelu), QKV, FACTORISED, (4, 8, true), (8, LINEAR), (2, false, CAPPED, None, SPLIT), GptNeox),
+    ((Rms, Sequential, SwiGlu), ALL, TIED, (2, 8, true), (8, LINEAR), (2, false, None, None, SPLIT), Llama),
 ];
 
 /// Small models, of which any two options have every pair of values somewhere: 2 layers of width 24 and 4 heads, a
 /// feed-forward of 7, 11 ids, dense attention.
 pub fn mixtures() -> Vec<Config> {
     let mix = |((norm, residual, feed), bias, (rank, tied), heads, (rotary, scaling), more, names): Options| {
-        let ((kv_heads, head_size, qk_norm), (value_tables, stream_scalars, softcap, dropout)) = (heads, more);
+        let ((kv_heads, head_size, qk_norm), (value_tables, stream_scalars, softcap, dropout, documents)) =
+            (heads, more);
         Config {
             layers: 2,
             d: 24,
@@ -84,6 +88,7 @@ pub fn mixtures() -> Vec<Config> {
             stream_scalars,
             softcap,
             dropout,
+            documents,
             rotary,
             rotary_base: 10_000.0,
             scaling,
@@ -100,10 +105,10 @@ mod tests {
     use super::*;
 
     /// How many values each option has.
-    const VALUES: [usize; 15] = [2, 2, 2, 5, 3, 2, 2, 2, 2, 2, 3, 3, 2, 2, 2];
+    const VALUES: [usize; 16] = [2, 2, 2, 5, 3, 2, 2, 2, 2, 2, 3, 3, 2, 2, 2, 2];
 
     /// The value of each option.
-    fn options(config: &Config) -> [usize; 15] {
+    fn options(config: &Config) -> [usize; 16] {
         let embedding = match (config.rank, config.tied) {
             (None, false) => 0,
             (None, true) => 1,
@@ -125,6 +130,7 @@ mod tests {
             config.stream_scalars.into(),
             config.softcap.is_some().into(),
             config.dropout.is_some().into(),
+            config.documents.is_some().into(),
         ]
     }
 

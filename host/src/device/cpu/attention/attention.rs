@@ -1,9 +1,12 @@
 //! Causal attention: a task is a tile of queries of one head, which meets its keys step by step with a running softmax
-//! (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks that the pattern leaves out are never touched.
+//! (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks that the pattern leaves out, and keys before the documents of a tile, are
+//! never touched.
+
+use std::ops::Range;
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
-use capful_core::ops::Attention;
+use capful_core::ops::{Attention, Documents};
 
 use super::tiles::{STEP, TILE, Tiles};
 use crate::device::cpu::gemm::{self, Matrix, MatrixMut, Update};
@@ -38,8 +41,9 @@ impl OnCpu for Attention {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let [qkv, mut out, mut log_sum, mut scratch] =
-            arena.views([Some(self.qkv), Some(self.out), Some(self.log_sum), Some(cpu.scratch)])?;
+        let [qkv, mut out, mut log_sum, mut scratch, offsets] =
+            arena.views([Some(self.qkv), Some(self.out), Some(self.log_sum), Some(cpu.scratch), self.offsets])?;
+        let documents = Documents::new(offsets.u32()?);
         let [_, batch, seq_len, width] = self.qkv.shape.map(|n| n as usize);
         let (heads, size, scale) = (self.heads, self.heads.size as usize, self.heads.scale());
         let (queries, out_width) = (heads.queries as usize, heads.out_width() as usize);
@@ -63,12 +67,15 @@ impl OnCpu for Attention {
             let (query, key, value) = (heads.query(h as u32), heads.key(key_head), heads.value(key_head));
             let mut softmax = Softmax { largest: [f32::NEG_INFINITY; TILE], total: [0.0; TILE] };
             let mut update = Update::Overwrite;
-            tiles.steps(&tile, |keys| {
+            let first_seen = |row: usize| documents.first_seen(b * seq_len + row, row);
+            let mut firsts = [0; TILE];
+            firsts.iter_mut().zip(tile.clone()).for_each(|(first, row)| *first = first_seen(row));
+            tiles.steps(&tile, firsts[0], |keys| {
                 let n = keys.len();
                 let scores = &mut scores[..rows * n];
                 let (q, k) = (part(tile.start, rows, query), part(keys.start, n, key));
                 gemm::small(q, k.transposed(), MatrixMut::new(scores, rows, n), Update::Overwrite, scratch);
-                softmax.step(scores, n, (tile.start + 1) as isize - keys.start as isize, scale, mixed);
+                softmax.step(scores, keys.clone(), (tile.start, &firsts), scale, mixed);
                 let (p, v) = (Matrix::new(scores, rows, n), part(keys.start, n, value));
                 gemm::small(p, v, MatrixMut::new(mixed, rows, size), update, scratch);
                 update = Update::Accumulate;
@@ -100,16 +107,27 @@ struct Softmax {
 }
 
 impl Softmax {
-    /// Turns the scores of a step, rows of `n`, into weights relative to the largest score so far, and brings `mixed`,
-    /// the sum of earlier steps, in line. The first row sees `seen` of the keys, each one after it one more.
-    fn step(&mut self, scores: &mut [f32], n: usize, seen: isize, scale: f32, mixed: &mut [f32]) {
+    /// Turns the scores of a step, a row for each query from the first on of these `keys`, into weights relative to the largest
+    /// score so far, and brings `mixed`, the sum of earlier steps, in line. Each query sees keys from its own of `firsts` to
+    /// itself.
+    fn step(
+        &mut self,
+        scores: &mut [f32],
+        keys: Range<usize>,
+        (query, firsts): (usize, &[usize; TILE]),
+        scale: f32,
+        mixed: &mut [f32],
+    ) {
+        let n = keys.len();
         let size = mixed.len() / (scores.len() / n);
         let state = self.largest.iter_mut().zip(&mut self.total);
         vectorise!({
             let rows = scores.chunks_exact_mut(n).zip(mixed.chunks_exact_mut(size));
             for (r, ((row, mixed), (largest, total))) in rows.zip(state).enumerate() {
-                let (row, later) = row.split_at_mut(seen.saturating_add_unsigned(r).clamp(0, n as isize) as usize);
+                let (row, later) = row.split_at_mut((query + r + 1).saturating_sub(keys.start).min(n));
                 later.fill(0.0);
+                let (before, row) = row.split_at_mut(firsts[r].saturating_sub(keys.start).min(row.len()));
+                before.fill(0.0);
                 let now = simd::max(row) * scale;
                 let now = if now > *largest { now } else { *largest };
                 if now > *largest && *largest > f32::NEG_INFINITY {

@@ -4,7 +4,7 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
-use capful_core::ops::{AttentionGrad, Heads, Rotary};
+use capful_core::ops::{AttentionGrad, Documents, Heads, Rotary};
 
 use super::tiles::{STEP, TILE, Tiles};
 use crate::device::cpu::gemm::{self, Matrix, MatrixMut, Update};
@@ -47,23 +47,30 @@ impl OnCpu for AttentionGrad {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let ([qkv, out, log_sum, out_grad, table], [qkv_grad, scratch]) = arena.f32s(
-            [self.qkv, self.out, self.log_sum, self.out_grad, self.rotary.table].map(Some),
-            [self.qkv_grad, cpu.scratch].map(Some),
-        )?;
+        let [qkv, out, log_sum, out_grad, table, mut qkv_grad, mut scratch, offsets] = arena.views([
+            Some(self.qkv),
+            Some(self.out),
+            Some(self.log_sum),
+            Some(self.out_grad),
+            Some(self.rotary.table),
+            Some(self.qkv_grad),
+            Some(cpu.scratch),
+            self.offsets,
+        ])?;
         let share = Share::new(&self);
         let head = Head {
             op: &self,
             share,
             tiles: Tiles::new(self.pattern, self.qkv.shape[2] as usize),
-            qkv,
-            out,
-            log_sum,
-            out_grad,
-            table,
-            qkv_grad: Parts::new(qkv_grad),
+            documents: Documents::new(offsets.u32()?),
+            qkv: qkv.f32()?,
+            out: out.f32()?,
+            log_sum: log_sum.f32()?,
+            out_grad: out_grad.f32()?,
+            table: table.f32()?,
+            qkv_grad: Parts::new(qkv_grad.f32_mut()?),
         };
-        let scratch = &mut scratch[..share.len() * cpu.pool.threads()];
+        let scratch = &mut scratch.f32_mut()?[..share.len() * cpu.pool.threads()];
         let keys = self.heads.keys as usize;
         cpu.pool.tasks_with(scratch, self.qkv.shape[1] as usize * keys, |_, task, scratch| {
             head.run(task / keys, (task % keys) as u32, scratch);
@@ -77,6 +84,7 @@ struct Head<'a> {
     op: &'a AttentionGrad,
     share: Share,
     tiles: Tiles,
+    documents: Documents<'a>,
     qkv: &'a [f32],
     out: &'a [f32],
     log_sum: &'a [f32],
@@ -143,7 +151,10 @@ impl Head<'_> {
             }
         },);
         let mut update = Update::Overwrite;
-        self.tiles.steps(&tile, |keys| {
+        let first_seen = |row: usize| self.documents.first_seen(b * seq_len + row, row);
+        let mut firsts = [0; TILE];
+        firsts.iter_mut().zip(tile.clone()).for_each(|(first, row)| *first = first_seen(row));
+        self.tiles.steps(&tile, firsts[0], |keys| {
             let n = keys.len();
             let (k, v) = (part(keys.start, n, key), part(keys.start, n, value));
             let (scores, slopes) = (&mut scores[..rows * n], &mut slopes[..rows * n]);
@@ -153,7 +164,10 @@ impl Head<'_> {
                 let lines = scores.chunks_exact_mut(n).zip(slopes.chunks_exact_mut(n));
                 for (r, ((p, ds), (log_sum, mean))) in lines.zip(log_sum.iter().zip(&means)).enumerate() {
                     let seen = (tile.start + r + 1).saturating_sub(keys.start).min(n);
-                    for (p, ds) in p[..seen].iter_mut().zip(&mut ds[..seen]) {
+                    let before = firsts[r].saturating_sub(keys.start).min(seen);
+                    p[..before].fill(0.0);
+                    ds[..before].fill(0.0);
+                    for (p, ds) in p[before..seen].iter_mut().zip(&mut ds[before..seen]) {
                         *p = simd::exp(p.mul_add(scale, -log_sum));
                         *ds = *p * (*ds - mean) * scale;
                     }

@@ -43,7 +43,7 @@ impl OnCpu for CachedAttention {
             let column = heads.key_of(h as u32) as usize * size;
             let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0);
             out.fill(0.0);
-            tiles.steps(&(now..now + 1), |run| {
+            tiles.steps(&(now..now + 1), 0, |run| {
                 for start in run.clone().step_by(KEYS) {
                     let at = |j: usize| (start + j) * columns + column;
                     let mut scores = [0.0; KEYS];

@@ -42,8 +42,9 @@ impl Tiles {
         (first + part * length).min(end)..(first + (part + 1) * length).min(end)
     }
 
-    /// Calls `step` with the keys that queries up to `tile.end` see, a run of at most [`STEP`] at a time, in order.
-    pub(crate) fn steps(&self, tile: &Range<usize>, mut step: impl FnMut(Range<usize>)) {
+    /// Calls `step` with the keys from `from` on that queries up to `tile.end` see, a run of at most [`STEP`] at a time, in
+    /// order.
+    pub(crate) fn steps(&self, tile: &Range<usize>, from: usize, mut step: impl FnMut(Range<usize>)) {
         let i = (tile.start / self.block()) as u32;
         let mut j = 0;
         while j <= i {
@@ -52,7 +53,7 @@ impl Tiles {
                 j += 1;
             }
             let end = (j as usize * self.block()).min(tile.end);
-            for start in (first as usize * self.block()..end).step_by(STEP) {
+            for start in ((first as usize * self.block()).max(from)..end).step_by(STEP) {
                 step(start..end.min(start + STEP));
             }
             if j == first {
@@ -72,7 +73,7 @@ mod tests {
     fn tiles_and_steps_cover_what_the_pattern_sees() {
         for kind in [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed] {
             for (block, window, stride) in [(1, 1, 3), (7, 2, 2), (64, 1, 4), (65, 1, 2), (200, 0, 3)] {
-                for seq_len in [1, 6, 64, 130, 601] {
+                for (seq_len, from) in [(1, 0), (6, 0), (6, 3), (64, 0), (130, 0), (130, 70), (601, 0), (601, 301)] {
                     let pattern = Pattern { kind, block, window, stride };
                     let tiles = Tiles::new(pattern, seq_len);
                     let mut next = 0;
@@ -80,13 +81,16 @@ mod tests {
                         assert!(tile.start == next && tile.len() <= TILE);
                         next = tile.end;
                         let mut seen = vec![false; seq_len];
-                        tiles.steps(&tile, |keys| {
+                        // A tile that sees none of the keys from there on is of documents before.
+                        let from = from.min(tile.start);
+                        tiles.steps(&tile, from, |keys| {
                             assert!(!keys.is_empty() && keys.len() <= STEP);
                             keys.for_each(|j| assert!(!std::mem::replace(&mut seen[j], true)));
                         });
                         for i in tile {
                             for (j, &seen) in seen.iter().enumerate() {
-                                assert_eq!(seen && j <= i, pattern.sees(i as u32, j as u32), "{pattern:?} {i} {j}");
+                                let expected = j >= from && pattern.sees(i as u32, j as u32);
+                                assert_eq!(seen && j <= i, expected, "{pattern:?} {i} {j}");
                             }
                         }
                     }

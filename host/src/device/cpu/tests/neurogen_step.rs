@@ -25,6 +25,7 @@ const STAGE: MicroBatch = MicroBatch {
     pattern: Pattern::DENSE,
     products: Products::Wide,
     dropout: Chance::NONE,
+    documents: false,
 };
 /// Those of a first step, of learning rate 0.01.
 const SETTINGS: Settings = Settings {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use capful_core::device::OperationError;
 use capful_core::ops::Attention;
 
-use super::heads::{GROUP_TILE, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
+use super::heads::{GROUP_TILE, TENSOR_TILE, for_documents, local, offsets_of, packed_tile, sequences, span, stripes};
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::arguments::{AttentionArgs, AttentionTilesArgs, HeadsArgs, OrderArgs, PatternArgs};
 use crate::device::cuda::device::{Cuda, blocks, width};
@@ -32,6 +32,7 @@ impl OnCuda for Attention {
             qkv: sequences(self.qkv, batch, part),
             out: sequences(self.out, batch, part),
             log_sum: sequences(self.log_sum, batch, part),
+            offsets: offsets_of(self.offsets, batch, part),
             ..self
         };
         cuda.parts(batch).try_for_each(|part| cuda.attention_of_a_part(of(&part)))
@@ -45,7 +46,7 @@ impl Cuda {
         let [_, batch, seq_len, _] = o.qkv.shape;
         let many = u64::from(batch) * u64::from(o.heads.keys) > 2 * u64::from(self.multiprocessors);
         let grouped = o.heads.size == 64 && o.heads.queries / o.heads.keys >= 4;
-        o.pattern.dense() && SHORT.contains(&seq_len) && grouped && many
+        o.offsets.is_none() && o.pattern.dense() && SHORT.contains(&seq_len) && grouped && many
     }
 
     fn attention_of_a_part(&mut self, o: Attention) -> Result<(), OperationError> {
@@ -55,6 +56,7 @@ impl Cuda {
             qkv: self.address(o.qkv)?,
             out: self.address(o.out)?,
             log_sum: self.address(o.log_sum)?,
+            offsets: o.offsets.map_or(Ok(0), |offsets| self.address(offsets))?,
             seq_len,
             scale: o.heads.scale(),
             heads: HeadsArgs::new(&o.heads),
@@ -63,7 +65,7 @@ impl Cuda {
             order: OrderArgs::TOGETHER,
         };
         if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
-            if let Some(span) = span(seq_len, &o.pattern) {
+            if let Some(span) = span(seq_len, &o.pattern, o.offsets) {
                 let tiles = blocks(o.qkv.rows().into(), packed_tile(padded));
                 let kernel = format!("attention_packed_{padded}_{span}");
                 let threads = 2 * packed_tile(padded);
@@ -75,7 +77,7 @@ impl Cuda {
                 let (module, grid) = ("attention_short", [o.heads.keys, batch, 1]);
                 return self.launch_with(module, module, grid, 128, SHORT_ROOM, &arguments);
             }
-            if self.by_warpgroup(padded) && local(&o.heads, &o.pattern) && whole {
+            if self.by_warpgroup(padded) && local(&o.heads, &o.pattern, o.offsets) && whole {
                 let most = LOCAL_BLOCKS * self.multiprocessors;
                 let stripes = stripes(u64::from(batch) * u64::from(o.heads.queries), tiles, most);
                 let (module, grid) = ("attention_local", [o.heads.queries, batch, stripes]);
@@ -86,11 +88,12 @@ impl Cuda {
                 let order = OrderArgs::of(grid, WARPGROUP_BLOCKS * self.multiprocessors);
                 let attention = AttentionArgs { order, ..arguments };
                 let qkv = self.head_map(o.qkv, o.heads.size)?;
-                let arguments = AttentionTilesArgs { qkv, attention, unused: [0; 8] };
-                return self.launch_with(module, module, grid, 128, WARPGROUP_ROOM, &arguments);
+                let arguments = AttentionTilesArgs { qkv, attention, unused: [0; 6] };
+                let kernel = for_documents(module, o.offsets);
+                return self.launch_with(module, &kernel, grid, 128, WARPGROUP_ROOM, &arguments);
             }
             let grid = [tiles, o.heads.queries, batch];
-            let kernel = format!("attention_tensor_{padded}");
+            let kernel = for_documents(&format!("attention_tensor_{padded}"), o.offsets);
             return self.launch("attention_tensor", &kernel, grid, 128, &arguments);
         }
         let (padded, tile, _) = self.padded("attention", o.heads.size)?;

@@ -6,7 +6,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::AttentionGrad;
 
-use super::heads::{GROUP_TILE, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
+use super::heads::{GROUP_TILE, TENSOR_TILE, for_documents, local, offsets_of, packed_tile, sequences, span, stripes};
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::arguments::{
     AttentionGradArgs, AttentionGradTilesArgs, HeadsArgs, OrderArgs, PatternArgs, SumsArgs,
@@ -20,15 +20,15 @@ use crate::device::cuda::room::attention::{AttentionGradRoom, LONG, SHORT};
 const QUERIES_ROOM: u32 = 6 * GROUP_TILE + 3 * 8;
 const QUERIES_BLOCKS: u32 = 4;
 
-/// Shared memory of the keys' part by a warpgroup: tiles as those, and log-sums and means of two tiles' queries.
-const KEYS_ROOM: u32 = 6 * GROUP_TILE + 4 * TENSOR_TILE * 4;
+/// Shared memory of the keys' part by a warpgroup: tiles as those, and log-sums, means and offsets of two tiles' queries.
+const KEYS_ROOM: u32 = 6 * GROUP_TILE + 6 * TENSOR_TILE * 4;
 const KEYS_BLOCKS: u32 = 3;
 
 /// Keys of a work of the kernel for long sequences.
 const PIPELINE_TILE: u32 = 128;
-/// Its shared memory: the keys and values, four stages of queries and gradients with log-sums and means, rows that eight
+/// Its shared memory: the keys and values, four stages of queries and gradients with log-sums, means and offsets, rows that eight
 /// warps write, of 72 elements, their sums by columns for keys and values, ten barriers, and the next work's number.
-const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2 + 2 * 2 * 4 * 64 * 4 + 11 * 8;
+const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 3 * 4 * 64 * 4 + 8 * 16 * 72 * 2 + 2 * 2 * 4 * 64 * 4 + 11 * 8;
 
 /// Shared memory of the kernel for short sequences, with so many stages and room for the keys and values of so many heads:
 /// two tiles of each, three times two a stage with a row of log-sums, three of the scores' gradients, four rows of means,
@@ -48,7 +48,7 @@ const LOCAL_BLOCKS: u32 = 2;
 fn by_stripes(o: &AttentionGrad, a: &AttentionGradArgs) -> bool {
     let rows = width(Dtype::Bf16, 64, &[a.qkv, a.out, a.out_grad, a.qkv_grad, a.table]) > 1;
     let turned = [16, 32, 64].contains(&a.dims) && a.period == a.seq_len;
-    local(&o.heads, &o.pattern) && o.heads.queries == o.heads.keys && rows && turned
+    local(&o.heads, &o.pattern, o.offsets) && o.heads.queries == o.heads.keys && rows && turned
 }
 
 impl OnCuda for AttentionGrad {
@@ -68,6 +68,7 @@ impl Cuda {
             log_sum: sequences(o.log_sum, batch, part),
             out_grad: sequences(o.out_grad, batch, part),
             qkv_grad: sequences(o.qkv_grad, batch, part),
+            offsets: offsets_of(o.offsets, batch, part),
             ..o
         };
         let partial = self.pieces_at(room.means, room.sums)?;
@@ -111,17 +112,18 @@ impl Cuda {
             order: OrderArgs::TOGETHER,
             sums: 0,
             taken: self.scratch_at(o.log_sum.bytes(), 4)?,
+            offsets: o.offsets.map_or(Ok(0), |offsets| self.address(offsets))?,
         };
         let sides = [("queries", o.heads.queries), ("keys", o.heads.keys)];
         if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
-            if let Some(span) = span(seq_len, &o.pattern) {
+            if let Some(span) = span(seq_len, &o.pattern, o.offsets) {
                 let tiles = blocks(o.qkv.rows().into(), packed_tile(padded));
                 let kernel = format!("attention_grad_packed_{padded}_{span}");
                 let (grid, threads) = ([tiles * o.heads.keys, 1, 1], 2 * packed_tile(padded));
                 return self.launch("attention_grad_tensor", &kernel, grid, threads, &arguments).map(|()| None);
             }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
-            if self.by_warpgroup(padded) && o.pattern.dense() && SHORT.contains(&seq_len) {
+            if self.by_warpgroup(padded) && o.offsets.is_none() && o.pattern.dense() && SHORT.contains(&seq_len) {
                 let (module, heads) = ("attention_grad_short", o.heads.keys * batch);
                 // With several heads of queries for one of keys a block has enough to fetch meanwhile.
                 if o.heads.queries / o.heads.keys >= 4 {
@@ -151,7 +153,7 @@ impl Cuda {
                 return Ok(sums.map(|_| batch * tiles));
             }
             for (side, heads) in sides {
-                let kernel = format!("attention_grad_{side}_tensor_{padded}");
+                let kernel = for_documents(&format!("attention_grad_{side}_tensor_{padded}"), o.offsets);
                 self.launch("attention_grad_tensor", &kernel, [tiles, heads, batch], 128, &arguments)?;
             }
             return Ok(None);
@@ -182,19 +184,22 @@ impl Cuda {
         let ordered =
             |grid, resident| AttentionGradArgs { order: OrderArgs::of(grid, resident * multiprocessors), ..grad };
         let (qkv, out_grad) = (self.head_map(o.qkv, o.heads.size)?, self.head_map(o.out_grad, o.heads.size)?);
-        let by_tiles = |grad| AttentionGradTilesArgs { qkv, out_grad, grad, unused: [0; 10] };
+        let by_tiles = |grad| AttentionGradTilesArgs { qkv, out_grad, grad, unused: [0; 8] };
         let grid = [o.heads.queries, batch, blocks(length, TENSOR_TILE)];
         let arguments = by_tiles(ordered(grid, QUERIES_BLOCKS));
-        let (module, kernel) = ("attention_grad_warpgroup", "attention_grad_queries_warpgroup");
-        self.launch_with(module, kernel, grid, 128, QUERIES_ROOM, &arguments)?;
+        let (module, kernel) =
+            ("attention_grad_warpgroup", for_documents("attention_grad_queries_warpgroup", o.offsets));
+        self.launch_with(module, &kernel, grid, 128, QUERIES_ROOM, &arguments)?;
         if self.by_pipeline(o) {
             let works = [o.heads.keys, batch, blocks(length, PIPELINE_TILE)];
             let arguments = by_tiles(ordered(works, 1));
             let grid = [multiprocessors.clamp(1, works.iter().product()), 1, 1];
-            let (module, kernel) = ("attention_grad_pipeline", "attention_grad_keys_pipeline");
-            return self.launch_with(module, kernel, grid, 384, PIPELINE_ROOM, &arguments);
+            let (module, kernel) =
+                ("attention_grad_pipeline", for_documents("attention_grad_keys_pipeline", o.offsets));
+            return self.launch_with(module, &kernel, grid, 384, PIPELINE_ROOM, &arguments);
         }
         let grid = [o.heads.keys, batch, blocks(length, TENSOR_TILE)];
-        self.launch_with(module, "attention_grad_keys_warpgroup", grid, 128, KEYS_ROOM, &ordered(grid, KEYS_BLOCKS))
+        let kernel = for_documents("attention_grad_keys_warpgroup", o.offsets);
+        self.launch_with(module, &kernel, grid, 128, KEYS_ROOM, &ordered(grid, KEYS_BLOCKS))
     }
 }

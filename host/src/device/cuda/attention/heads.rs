@@ -76,10 +76,15 @@ pub const fn packed_tile(padded: u32) -> u32 {
     if padded > 64 { 32 } else { 64 }
 }
 
+/// The name of a kernel that looks at documents beside its other one, where `offsets` are theirs.
+pub fn for_documents(kernel: &str, offsets: Option<Region>) -> String {
+    if offsets.is_some() { format!("{kernel}_documents") } else { kernel.to_owned() }
+}
+
 /// The rows among which the keys of sixteen queries lie where several whole sequences share a tile: those that divide
-/// the smallest tile, and of which the pattern hides nothing.
-pub fn span(seq_len: u32, pattern: &Pattern) -> Option<u32> {
-    let seen = pattern.dense() || seq_len <= pattern.block;
+/// the smallest tile, and of which nothing earlier is hidden.
+pub fn span(seq_len: u32, pattern: &Pattern, offsets: Option<Region>) -> Option<u32> {
+    let seen = offsets.is_none() && (pattern.dense() || seq_len <= pattern.block);
     match seq_len {
         1 | 2 | 4 | 8 | 16 if seen => Some(16),
         32 if seen => Some(32),
@@ -88,8 +93,8 @@ pub fn span(seq_len: u32, pattern: &Pattern) -> Option<u32> {
 }
 
 /// Whether queries see their own tile and the one before, of heads that `stripe.cuh` takes.
-pub fn local(heads: &Heads, pattern: &Pattern) -> bool {
-    (pattern.kind, pattern.block, pattern.window, heads.size) == (Kind::Local, TENSOR_TILE, 1, 64)
+pub fn local(heads: &Heads, pattern: &Pattern, offsets: Option<Region>) -> bool {
+    offsets.is_none() && (pattern.kind, pattern.block, pattern.window, heads.size) == (Kind::Local, TENSOR_TILE, 1, 64)
 }
 
 /// The stripes of as many tiles of each of `sequences` that end soonest where `most` of them run at a time: each takes
@@ -102,6 +107,14 @@ pub fn stripes(sequences: u64, tiles: u32, most: u32) -> u32 {
 
 /// Sequences of one launch: a grid has room for 65,535, and multiples of this many begin where wide reads want them.
 pub const SEQUENCES: u32 = 1 << 15;
+
+/// The offsets of the sequences of `part`, of `batch`.
+pub fn offsets_of(offsets: Option<Region>, batch: u32, part: &Range<u32>) -> Option<Region> {
+    offsets.map(|region| {
+        let each = region.elements() as u32 / batch.max(1);
+        region.reshaped([1, 1, batch, each]).slice_rows(part.start, part.len() as u32)
+    })
+}
 
 /// The sequences of `part`, of a region that has the same rows for each of `batch`.
 pub fn sequences(region: Region, batch: u32, part: &Range<u32>) -> Region {

@@ -7,7 +7,9 @@ use crate::device::cuda::Precision;
 use crate::device::cuda::arguments::OrderArgs;
 use crate::device::cuda::attention::heads::stripes;
 use crate::device::witness::Lay;
-use crate::device::witness::attention::{Case, attention, attention_grad, turning};
+use crate::device::witness::attention::{
+    Case, attention, attention_grad, attention_grad_inside, attention_inside, offsets, turning,
+};
 
 /// Lengths around the tiles' sides and sizes around the padded ones, each pair with one of the patterns.
 fn tiled_attentions() -> Vec<Case> {
@@ -58,13 +60,51 @@ fn attention_and_its_gradient_in_tiles_of_bf16() {
     }
 }
 
+/// Tiles of every kind with documents, whole and hidden tiles of keys in long sequences among them: each kernel's twin.
+#[test]
+fn attention_inside_documents_in_tiles_of_bf16() {
+    let mut bench = Bench::of_attention();
+    let long =
+        [(Heads::interleaved(2, 64), 4, 400), (Heads::grouped(4, 2, 64), 2, 700), (Heads::grouped(2, 1, 128), 1, 300)];
+    let long = long.map(|(heads, batch, t)| (heads, batch, t, Pattern::DENSE));
+    // Short windows and sequences, which have kernels of their own where rows are seen whole.
+    let other = [
+        (Heads::interleaved(2, 64), 3, 333, SHORT_WINDOW),
+        (Heads::interleaved(2, 64), 4, 128, Pattern::DENSE),
+        (Heads::grouped(8, 2, 64), 4, 100, Pattern::DENSE),
+    ];
+    let cases = tiled_attentions().into_iter().chain(packed_attentions()).chain(long).chain(other).collect();
+    for case in share(cases) {
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_inside(l, case));
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad_inside(l, case));
+    }
+}
+
+/// By the kernel for long sequences: the same cases as without documents, and with documents of several works of keys.
+#[test]
+fn long_sequences_of_documents_have_a_gradient_by_keys() {
+    let mut bench = Bench::of_attention();
+    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.long_sequence = 1);
+    for (heads, batch, t) in share(vec![
+        (Heads::interleaved(1, 64), 4, 64),
+        (Heads::interleaved(2, 40), 1, 130),
+        (Heads::grouped(4, 2, 64), 4, 200),
+        (Heads::grouped(3, 1, 64), 3, 257),
+        (Heads::interleaved(3, 64), 3, 500),
+        (Heads::interleaved(1, 64), 1, 1100),
+    ]) {
+        turned_attention_grad(&mut bench, (heads, batch, t, Pattern::DENSE), true);
+    }
+}
+
 /// The gradient where 16, 32 or all of a head's 64 elements are turned, or a part of a narrower one.
-fn turned_attention_grad(bench: &mut Bench, case: Case) {
-    let (heads, _, t, _) = case;
+fn turned_attention_grad(bench: &mut Bench, case: Case, inside: bool) {
+    let (heads, batch, t, _) = case;
     for pairs in if heads.size == 64 { vec![8, 16, 32] } else { vec![heads.size / 4] } {
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| {
             let rotary = turning(l, heads, t, pairs);
-            AttentionGrad { rotary, ..attention_grad(l, case) }
+            let offsets = inside.then(|| l.ids(offsets(batch, t)));
+            AttentionGrad { rotary, offsets, ..attention_grad(l, case) }
         });
     }
 }
@@ -84,7 +124,7 @@ fn long_sequences_have_a_gradient_by_keys() {
         (Heads::interleaved(3, 64), 3, 300),
         (Heads::interleaved(2, 64), 5, 130),
     ]) {
-        turned_attention_grad(&mut bench, (heads, batch, t, Pattern::DENSE));
+        turned_attention_grad(&mut bench, (heads, batch, t, Pattern::DENSE), false);
     }
 }
 
@@ -102,7 +142,7 @@ fn sequences_that_stay_on_the_chip_have_a_gradient() {
         (Heads::interleaved(2, 40), 4, 100),
         (Heads::grouped(6, 3, 64), 4, 90),
     ]) {
-        turned_attention_grad(&mut bench, (heads, batch, t, Pattern::DENSE));
+        turned_attention_grad(&mut bench, (heads, batch, t, Pattern::DENSE), false);
     }
 }
 
@@ -242,6 +282,8 @@ fn more_sequences_than_a_launch_has_room_for_are_launched_in_parts() {
     for case in [(grouped, 5, 3, Pattern::DENSE), (Heads::interleaved(2, 64), 3, 70, Pattern::DENSE)] {
         bench.agree(|l| attention(l, case));
         bench.agree(|l| attention_grad(l, case));
+        bench.agree(|l| attention_inside(l, case));
+        bench.agree(|l| attention_grad_inside(l, case));
     }
     // As many as a grid has no room for, of a length that does not share tiles: on the stand-in it would take minutes.
     let mut bench = Bench::new();

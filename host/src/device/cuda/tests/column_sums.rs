@@ -57,6 +57,7 @@ fn attention_grad(l: &mut Laid, dtype: Dtype, (heads, batch, t, pattern): (Heads
         qkv_grad: l.take(dtype, [1, batch, t, heads.width()]),
         heads,
         pattern,
+        offsets: None,
         rotary: Rotary { table, heads, positions: t },
     }
 }

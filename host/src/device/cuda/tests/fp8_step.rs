@@ -36,6 +36,7 @@ const STAGE: MicroBatch = MicroBatch {
     pattern: Pattern::DENSE,
     products: Kind::Quantised,
     dropout: Chance::NONE,
+    documents: false,
 };
 
 const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.95], 1e-6, 0.1);

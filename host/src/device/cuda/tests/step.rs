@@ -53,6 +53,7 @@ const STAGE: MicroBatch = MicroBatch {
     pattern: Pattern::DENSE,
     products: model::Products::Wide,
     dropout: Chance::NONE,
+    documents: false,
 };
 
 /// Sequences that share tiles of attention.
@@ -117,6 +118,11 @@ fn key(regions: &Batch, step: u64, part: u64) -> Vec<u32> {
     regions.key.map_or(Vec::new(), |_| Dropout::key(4, 2 * step + part).to_vec())
 }
 
+/// The offsets of a micro-batch's tokens where they are looked at: documents of seven tokens, which go on from row to row.
+fn offsets(regions: &Batch, stage: &MicroBatch) -> Vec<u32> {
+    regions.offsets.map_or(Vec::new(), |_| (3..3 + stage.tokens()).map(|i| i % 7).collect())
+}
+
 fn settings(stage: &MicroBatch, step: u64) -> Settings {
     Settings::of(step, 0.01, &OPTIMIZER, 1.0, 2 * u64::from(stage.tokens()))
 }
@@ -152,6 +158,8 @@ fn reference(model: &Transformer, steps: u64, stage: &MicroBatch) -> (Vec<f32>, 
             }
             let [mut view] = device.arena.views([regions.key]).expect("in the arena");
             view.u32_mut().expect("of this type").copy_from_slice(key(&regions, step, part).as_slice());
+            let [mut view] = device.arena.views([regions.offsets]).expect("in the arena");
+            view.u32_mut().expect("of this type").copy_from_slice(&offsets(&regions, stage));
             model.micro_batch(&mut device, &plan.state, &plan.training, stage, part == 0).expect("a micro-batch");
         }
         model.update(&mut device, &plan.state, None).expect("an update");
@@ -213,6 +221,9 @@ fn on_gpu_with(
             }
             if let Some(region) = regions.key {
                 cuda.queue_write(region, &bytes_of(&key(&regions, step, part))).expect("room");
+            }
+            if let Some(region) = regions.offsets {
+                cuda.queue_write(region, &bytes_of(&offsets(&regions, stage))).expect("room");
             }
             let record = |c: &mut Cuda| model.micro_batch(c, &plan.state, &plan.training, stage, part == 0);
             replay(&mut cuda, part, record).expect("a micro-batch");
@@ -299,6 +310,20 @@ fn steps_that_drop_agree_with_the_reference_and_repeat_whatever_is_computed_agai
         let kept = steps(Recompute::NONE);
         assert!(steps(Recompute::CHEAP) == kept && steps(Recompute::FULL) == kept);
         assert!(on_gpu(&model, Precision::Bf16, Products::Own, 2, &STAGE) != kept, "nothing was dropped");
+    }
+}
+
+#[test]
+fn steps_inside_documents_agree_with_the_reference_and_repeat_whatever_is_computed_again() {
+    let stage = MicroBatch { documents: true, ..STAGE };
+    for model in [PYTHIA, YXANUL] {
+        agree(&model, &stage);
+        // Where rows are seen whole they share tiles.
+        agree(&model, &MicroBatch { documents: true, ..SHORT });
+        let steps = |recompute| on_gpu(&model, Precision::Bf16, Products::Own, 2, &MicroBatch { recompute, ..stage });
+        let kept = steps(Recompute::NONE);
+        assert!(steps(Recompute::CHEAP) == kept && steps(Recompute::FULL) == kept);
+        assert!(on_gpu(&model, Precision::Bf16, Products::Own, 2, &STAGE) != kept, "rows were seen whole");
     }
 }
 
