@@ -129,6 +129,17 @@ impl Size {
     pub const SMALL: Size = Size { width: 440.0, height: 200.0, right: 20.0, ticks: [5, 5] };
 }
 
+/// How a curve is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// Smoothed, before its values.
+    Smoothed,
+    /// The means of its buckets, before its values.
+    Means,
+    /// The means of its buckets alone: of several curves in a chart the values would hide each other.
+    Alone,
+}
+
 /// What is drawn over steps.
 pub struct Curve<'a> {
     /// Its name.
@@ -137,8 +148,8 @@ pub struct Curve<'a> {
     pub colour: usize,
     /// Its values.
     pub series: &'a Series,
-    /// Whether the line is smoothed, and the values' range lies behind it.
-    pub smoothed: bool,
+    /// How it is drawn.
+    pub style: Style,
 }
 
 /// A value to be marked.
@@ -191,6 +202,17 @@ pub struct Drawing<'a> {
     pub log_from: f64,
 }
 
+impl Style {
+    /// Whether a curve of `series` has its values behind its line: they may be the line.
+    fn has_band(self, series: &Series) -> bool {
+        match self {
+            Style::Smoothed => true,
+            Style::Means => series.buckets().any(|bucket| bucket.count > 1),
+            Style::Alone => false,
+        }
+    }
+}
+
 /// Heights between the names of rules.
 const LINE: f64 = 13.0;
 
@@ -221,7 +243,11 @@ impl Drawing<'_> {
         let end = stepped.chain(self.marked.iter().map(|mark| mark.step)).max()?.max(1);
         let across = Scale::new([0.0, end as f64], [left, right], false);
         let curves = self.curves.iter().filter(|curve| !curve.series.is_empty());
-        let bands = curves.clone().filter(|curve| curve.smoothed).map(|curve| band(curve, &across, &up)).collect();
+        let bands = curves
+            .clone()
+            .filter(|curve| curve.style.has_band(curve.series))
+            .map(|curve| band(curve, &across, &up))
+            .collect();
         let lines = curves.map(|curve| line(curve, &across, &up)).collect();
         let mark = |mark: Marked| Mark {
             x: across.at(mark.step as f64),
@@ -295,7 +321,10 @@ fn shape(curve: &Curve<'_>, d: String) -> Shape {
 
 /// The values as a line.
 fn line(curve: &Curve<'_>, across: &Scale, up: &Scale) -> Shape {
-    let points = if curve.smoothed { curve.series.smoothed() } else { curve.series.points() };
+    let points = match curve.style {
+        Style::Smoothed => curve.series.smoothed(),
+        Style::Means | Style::Alone => curve.series.means(),
+    };
     shape(curve, path(points.into_iter(), across, up))
 }
 
@@ -341,7 +370,7 @@ mod tests {
             title: String::new(),
             desc: String::new(),
             size: Size::LARGE,
-            curves: vec![Curve { name: "loss", colour: 0, series, smoothed: true }],
+            curves: vec![Curve { name: "loss", colour: 0, series, style: Style::Smoothed }],
             marked: vec![Marked { step: 3, value: 2.0, error: Some(0.5), colour: 0, title: String::new() }],
             mark_names: Vec::new(),
             levels,
@@ -369,6 +398,9 @@ mod tests {
         assert_eq!(line.d.matches('L').count(), 3, "{}", line.d);
         // One value a bucket has no area, several have.
         assert!(!chart.bands[0].filled && chart.bands[0].d == line.d);
+        // The values are the line already; of several curves they would hide each other.
+        assert!(!Style::Means.has_band(&values) && Style::Means.has_band(&values.within(2)));
+        assert!(!Style::Alone.has_band(&values.within(2)));
         let many: Vec<f64> = (1..=1000).map(|n| 1.0 + f64::from(n % 5)).collect();
         let (many, fewer) = (series(&many), series(&many).within(10));
         assert!(!many.is_empty() && drawing(&fewer, Vec::new()).chart().unwrap().bands[0].filled);
@@ -378,10 +410,12 @@ mod tests {
     #[test]
     fn names_of_rules_do_not_overlap() {
         let values = series(&[6.0, 2.0]);
-        let levels = [1.0, 1.01, 1.02, 1.03, 5.9].map(level).to_vec();
-        let chart = drawing(&values, levels).chart().unwrap();
-        let places: Vec<f64> = chart.rules.iter().map(|rule| rule.label_y).collect();
-        assert!(places.windows(2).all(|two| two[1] - two[0] >= LINE - 0.01), "{places:?}");
-        assert!(places.iter().all(|y| (chart.top..=chart.bottom + 5.0).contains(y)), "{places:?}");
+        // Near to one another at the bottom, and at the top.
+        for levels in [[1.0, 1.01, 1.02, 1.03, 5.9], [6.0, 5.99, 5.98, 5.97, 1.0]] {
+            let chart = drawing(&values, levels.map(level).to_vec()).chart().unwrap();
+            let places: Vec<f64> = chart.rules.iter().map(|rule| rule.label_y).collect();
+            assert!(places.windows(2).all(|two| two[1] - two[0] >= LINE - 0.01), "{places:?}");
+            assert!(places.iter().all(|y| (chart.top..=chart.bottom + 5.0).contains(y)), "{places:?}");
+        }
     }
 }

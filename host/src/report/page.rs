@@ -4,7 +4,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior, context};
 use serde::Serialize;
 
-use super::chart::{Chart, Curve, Drawing, Level, Marked, Size};
+use super::chart::{Chart, Curve, Drawing, Level, Marked, Size, Style};
 use super::facts::{Fact, cut, differing};
 use super::known::{Known, PROFILE, Profile};
 use super::memory::Memory;
@@ -261,7 +261,7 @@ fn loss(run: &Known, number: usize, detail: Detail) -> Option<Chart> {
         title: "Loss".to_owned(),
         desc: format!("Loss in nats a token over steps: {trained}; {last}."),
         size: Size::LARGE,
-        curves: vec![Curve { name: "training loss", colour: 0, series: &series, smoothed: true }],
+        curves: vec![Curve { name: "training loss", colour: 0, series: &series, style: Style::Smoothed }],
         marked: marked(&curves.evaluations, detail.marks, VALIDATION, Some(AVERAGED)),
         mark_names: mark_names(run),
         levels: levels(run),
@@ -293,8 +293,9 @@ fn small(id: String, title: &str, all: &[(String, Series)], from_zero: bool, log
         let [value, low, high] = [value, low, high].map(super::scale::short);
         Some(format!("{name} from {low} to {high}, {value} at the end"))
     });
+    let style = if all.len() > 1 { Style::Alone } else { Style::Means };
     let desc = format!("{title} over steps: {}.", ends.collect::<Vec<_>>().join("; "));
-    let curve = |(colour, (name, series))| Curve { name, colour, series, smoothed: false };
+    let curve = |(colour, (name, series))| Curve { name, colour, series, style };
     let drawing = Drawing {
         id,
         title: title.to_owned(),
@@ -420,7 +421,7 @@ fn comparison(runs: &[Known], detail: Detail) -> Comparison {
         desc,
         size: Size::LARGE,
         curves: curves
-            .map(|(colour, (run, series))| Curve { name: &run.name, colour, series, smoothed: true })
+            .map(|(colour, (run, series))| Curve { name: &run.name, colour, series, style: Style::Smoothed })
             .collect(),
         marked: marks.collect(),
         mark_names: Vec::new(),

@@ -96,7 +96,7 @@ fn linear(low: f64, high: f64, most: usize) -> Vec<f64> {
 /// A value as the ticks of an axis with such steps need it.
 fn of_step(value: f64, step: f64) -> String {
     let largest = value.abs().max(step.abs());
-    if largest >= 10_000.0 || (largest > 0.0 && largest < 0.001) {
+    if largest >= 10_000.0 || step.abs() < 0.001 {
         return short(value);
     }
     let decimals = (-step.abs().log10().floor()).clamp(0.0, 6.0) as usize;

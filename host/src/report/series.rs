@@ -121,10 +121,15 @@ impl Series {
         points
     }
 
-    /// The mean of each bucket and its neighbours, a fiftieth of the buckets to either side: each value counts once.
+    /// The mean of each bucket.
+    pub fn means(&self) -> Vec<(f64, f64)> {
+        self.buckets().map(|bucket| (bucket.middle(), bucket.sum / bucket.count as f64)).collect()
+    }
+
+    /// The mean of each bucket and its neighbours, a hundredth of the buckets to either side: each value counts once.
     pub fn smoothed(&self) -> Vec<(f64, f64)> {
         let buckets: Vec<&Bucket> = self.buckets().collect();
-        let reach = buckets.len() / 50;
+        let reach = buckets.len() / 100;
         let mean = |i: usize| {
             // Fewer neighbours at an end, as many on either side: else a falling line would end too high.
             let reach = reach.min(i).min(buckets.len() - 1 - i);
