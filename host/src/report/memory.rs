@@ -74,6 +74,9 @@ const HEIGHT: f64 = 340.0;
 const LETTER: f64 = 6.3;
 const LINE: f64 = 14.0;
 
+/// Names, and their bytes.
+type Sizes = Vec<(String, u64)>;
+
 /// The part that a region is of.
 fn part_of(region: &Region) -> usize {
     PARTS.iter().position(|(_, roles)| roles.contains(&&*region.role)).unwrap_or(OTHER)
@@ -82,7 +85,7 @@ fn part_of(region: &Region) -> usize {
 impl Memory {
     /// That of `plan`, of each part at most so many regions by themselves.
     pub fn of(plan: &Planned, most: usize) -> Option<Memory> {
-        let mut parts: Vec<(usize, &'static str, Vec<(String, u64)>)> =
+        let mut parts: Vec<(usize, &'static str, Sizes)> =
             PARTS.iter().enumerate().map(|(number, (name, _))| (number, *name, Vec::new())).collect();
         for region in &plan.regions {
             let times = if region.layers > 1 { format!(" × {}", region.layers) } else { String::new() };
@@ -122,7 +125,7 @@ impl Memory {
 }
 
 /// Puts the largest first, and all behind so many together.
-fn gather(regions: &mut Vec<(String, u64)>, most: usize) {
+fn gather(regions: &mut Sizes, most: usize) {
     regions.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     if regions.len() > most {
         let rest = regions.split_off(most.saturating_sub(1));

@@ -188,7 +188,7 @@ mod tests {
         };
         refused(&run, &["run: no such directory"]);
         write(&run, "quick-tiny", 20, &[]);
-        page(&[run.clone()]).unwrap();
+        page(std::slice::from_ref(&run)).unwrap();
         refused(dir.path(), &["it holds no run", "config.toml"]);
         refused(&run.join(LINES), &["it is no directory"]);
         let plan = fs::read(run.join(PLAN)).unwrap();
@@ -204,7 +204,7 @@ mod tests {
         fs::write(run.join(LINES), lines.replacen("{\"step\":7,", "{\"step\"7,", 1)).unwrap();
         refused(&run, &[LINES, "line 7 is no object"]);
         fs::write(run.join(LINES), &lines[..lines.len() - 9]).unwrap();
-        assert!(page(&[run.clone()]).unwrap().contains("The last line of metrics.jsonl is cut"));
+        assert!(page(std::slice::from_ref(&run)).unwrap().contains("The last line of metrics.jsonl is cut"));
         let config = fs::read_to_string(run.join(CONFIG)).unwrap().split_once('\n').unwrap().1.to_owned();
         fs::write(run.join(CONFIG), format!("of_a_newer_version = 3\n{config}")).unwrap();
         refused(&run, &[CONFIG, "of_a_newer_version"]);

@@ -316,9 +316,12 @@ fn small(id: String, title: &str, all: &[(String, Series)], from_zero: bool, log
     drawing.chart()
 }
 
+/// Series, and what they are called.
+type Named = Vec<(String, Series)>;
+
 /// What else a run logged, such as the rates of a NeuroGen's modules and its gate: what ends with the same word together.
 fn modules(run: &Known, number: usize, detail: Detail) -> Vec<Chart> {
-    let mut groups: Vec<(&str, Vec<(String, Series)>)> = Vec::new();
+    let mut groups: Vec<(&str, Named)> = Vec::new();
     for (name, series) in run.curves.gauges.iter().filter(|(_, series)| !series.is_empty()) {
         let (stem, kind) = name.rsplit_once('.').unwrap_or(("", name));
         let label = if stem.is_empty() { name.as_str() } else { stem.strip_prefix("modules.").unwrap_or(stem) };
@@ -329,7 +332,7 @@ fn modules(run: &Known, number: usize, detail: Detail) -> Vec<Chart> {
             None => groups.push((kind, vec![one])),
         }
     }
-    let chart = |(i, (kind, all)): (usize, &(&str, Vec<(String, Series)>))| {
+    let chart = |(i, (kind, all)): (usize, &(&str, Named))| {
         let title = match *kind {
             "firing" => "Firing rates by module".to_owned(),
             "gate" => "Mean opening of the gate".to_owned(),

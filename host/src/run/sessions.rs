@@ -183,7 +183,7 @@ mod tests {
         let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
         assert_eq!(first["command"][1], "a \"b\"\n");
         fs::write(&path, &text[..text.len() - 3]).unwrap();
-        assert_eq!(read(dir).unwrap(), [began.clone()]);
+        assert_eq!(read(dir).unwrap(), std::slice::from_ref(&began));
         assert!(compare(dir).unwrap_err().contains("cut"));
         add(dir, &ended).unwrap();
         assert_eq!((fs::read_to_string(&path).unwrap(), compare(dir)), (text, Ok(Some(2))));
