@@ -4,6 +4,7 @@
 //! - [`device`]: the devices that run a step
 //! - [`data`]: sources, tokenizers, batches
 //! - [`cli`]: the commands
+//! - [`report`]: a page of what runs have written
 //! - [`suggest`]: what to train with the bytes, the seconds and the text there are
 //! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that others read too
 //! - [`regular`]: files that can be opened without waiting; [`disk`]: files that are replaced whole; [`digest`]: what finds
@@ -26,5 +27,6 @@ mod name;
 pub mod plan;
 pub mod ranks;
 pub mod regular;
+pub mod report;
 pub mod run;
 pub mod suggest;

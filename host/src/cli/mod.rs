@@ -14,9 +14,11 @@ mod import;
 mod logits;
 mod opened;
 mod output;
+mod page;
 mod plan;
 mod presets;
 mod reading;
+mod record;
 mod refused;
 mod report;
 mod runs;
@@ -179,6 +181,8 @@ enum Command {
     Bench(bench::Bench),
     /// Lists the runs in a directory: their models, steps, losses, sizes, and how they stand
     Runs(runs::Runs),
+    /// Writes one page of HTML about a run, or about several side by side
+    Report(page::Report),
     /// What this machine offers, and what is missing for each device
     Doctor(doctor::Doctor),
     /// Lists the presets, or the --set keys of one
@@ -328,6 +332,7 @@ pub fn main() -> ExitCode {
         Command::Verify(c) => c.run(),
         Command::Bench(c) => c.run(),
         Command::Runs(c) => c.run(),
+        Command::Report(c) => c.run(),
         Command::Doctor(c) => c.run(),
         Command::Presets(c) => c.run(),
         Command::Completions(c) => c.run(),

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::Failure;
-use super::output::{say, tell, within};
+use super::output::{say, within};
 use super::usage::Usage;
 use crate::config::{Config, Span, human_bytes};
 use crate::data::corpus::Corpus;
@@ -25,7 +25,7 @@ use crate::suggest::expected_bits;
 const MOST_WAITED: f64 = 0.03;
 
 /// What is said of a run whose steps waited for text, and what would help.
-fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Option<String> {
+pub(super) fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Option<String> {
     let share = outcome.waited / outcome.seconds;
     if share <= MOST_WAITED {
         return None;
@@ -64,7 +64,59 @@ pub(super) fn expected(config: &Config, steps: u64, corpus: &Corpus, validation:
     expected_bits(config, steps, unique, each)
 }
 
-/// Says it, as JSON or for people.
+/// What came of a run, for programs.
+pub(super) fn result(
+    config: &Config,
+    corpus: &Corpus,
+    dir: &Path,
+    beside: &Beside<'_>,
+    outcome: &Outcome,
+    usage: &Usage,
+) -> serde_json::Value {
+    let Beside { validation, overlap, baselines } = beside;
+    let bits = outcome.score.bits_per_byte(corpus.tokenizer.as_ref());
+    let expected = bits.and_then(|_| expected(config, outcome.steps, corpus, validation));
+    json!({
+        "done": true,
+        "run": dir.display().to_string(),
+        "val_loss": outcome.score.loss(),
+        "val_loss_se": outcome.score.standard_error(),
+        "val_tokens": outcome.score.tokens,
+        "val_loss_averaged": outcome.averaged.map(|score| score.loss()),
+        "val_loss_averaged_se": outcome.averaged.and_then(|score| score.standard_error()),
+        "val_overlap": overlap.map(|o| o.share),
+        "floor": corpus.floor(validation),
+        "bits_per_byte": bits,
+        "expected_bits_per_byte": expected,
+        "predicted_bits_per_byte": outcome.predicted_end.map(|(_, expected)| expected.bits),
+        "baselines": baselines,
+        "seconds": outcome.seconds,
+        "predicted_seconds": outcome.predicted,
+        "seconds_per_step": outcome.parts[0],
+        "seconds_per_evaluation": outcome.parts[1],
+        "seconds_per_save": outcome.parts[2],
+        "seconds_of_time": outcome.timed,
+        "joules": outcome.joules,
+        "predicted_joules": outcome.predicted_joules,
+        "tokens": outcome.tokens,
+        "tokens_per_s": outcome.session_tokens as f64 / outcome.seconds,
+        "steps": outcome.end,
+        "steps_done": outcome.steps,
+        "best": best(config, dir, outcome),
+        "waited_s": outcome.waited,
+        "heap_allocations": outcome.allocations,
+        "loader_allocations": outcome.loader_allocations,
+        "peak_rss_bytes": memory::most_resident().max(usage.resident),
+        "training_peak_rss_bytes": usage.resident,
+        "planned_bytes": usage.planned,
+        "device_bytes": usage.device,
+        "gpu_busy": usage.busy,
+        "heap_allocations_per_save": outcome.save.allocations,
+        "heap_bytes_per_save": outcome.save.bytes,
+    })
+}
+
+/// Says it to people.
 pub(super) fn report(
     config: &Config,
     corpus: &Corpus,
@@ -72,57 +124,11 @@ pub(super) fn report(
     beside: &Beside<'_>,
     outcome: &Outcome,
     usage: &Usage,
-    json: bool,
 ) -> Result<(), Failure> {
-    let Beside { validation, overlap, baselines } = beside;
-    if let Some(line) = waited(config, corpus, outcome) {
-        tell!("{}: {line}", crate::name::called());
-    }
+    let Beside { validation, baselines, .. } = beside;
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
     let bits = outcome.score.bits_per_byte(corpus.tokenizer.as_ref());
     let expected = bits.and_then(|_| expected(config, outcome.steps, corpus, validation));
-    if json {
-        let line = json!({
-            "done": true,
-            "run": dir.display().to_string(),
-            "val_loss": loss,
-            "val_loss_se": outcome.score.standard_error(),
-            "val_tokens": outcome.score.tokens,
-            "val_loss_averaged": outcome.averaged.map(|score| score.loss()),
-            "val_loss_averaged_se": outcome.averaged.and_then(|score| score.standard_error()),
-            "val_overlap": overlap.map(|o| o.share),
-            "floor": floor,
-            "bits_per_byte": bits,
-            "expected_bits_per_byte": expected,
-            "predicted_bits_per_byte": outcome.predicted_end.map(|(_, expected)| expected.bits),
-            "baselines": baselines,
-            "seconds": outcome.seconds,
-            "predicted_seconds": outcome.predicted,
-            "seconds_per_step": outcome.parts[0],
-            "seconds_per_evaluation": outcome.parts[1],
-            "seconds_per_save": outcome.parts[2],
-            "seconds_of_time": outcome.timed,
-            "joules": outcome.joules,
-            "predicted_joules": outcome.predicted_joules,
-            "tokens": outcome.tokens,
-            "tokens_per_s": outcome.session_tokens as f64 / outcome.seconds,
-            "steps": outcome.end,
-            "steps_done": outcome.steps,
-            "best": best(config, dir, outcome),
-            "waited_s": outcome.waited,
-            "heap_allocations": outcome.allocations,
-            "loader_allocations": outcome.loader_allocations,
-            "peak_rss_bytes": memory::most_resident().max(usage.resident),
-            "training_peak_rss_bytes": usage.resident,
-            "planned_bytes": usage.planned,
-            "device_bytes": usage.device,
-            "gpu_busy": usage.busy,
-            "heap_allocations_per_save": outcome.save.allocations,
-            "heap_bytes_per_save": outcome.save.bytes,
-        });
-        say!("{line}")?;
-        return Ok(());
-    }
     say!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens)?;
     if let Some(bits) = bits {
         let expected = expected.map_or(String::new(), |expected| {

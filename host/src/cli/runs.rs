@@ -9,6 +9,8 @@ use serde::Serialize;
 use super::output::{in_columns, say, tell};
 use super::{Failure, request, shown, work};
 use crate::config::human_bytes;
+use crate::run::course::date;
+use crate::run::standing::{self, State};
 use crate::run::{checkpoint, claim, directory, metrics};
 
 /// Flags of `host runs`.
@@ -24,37 +26,6 @@ pub struct Runs {
 
 /// Where `train` makes the runs that nobody named.
 const DEFAULT: &str = "runs";
-
-/// How a run stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum State {
-    /// All of its steps are saved.
-    Done,
-    /// Some are not, and nobody trains it.
-    Interrupted,
-    /// A process has claimed it.
-    Running,
-    /// A model from elsewhere, without training.
-    Imported,
-    /// A run that cannot be read.
-    Damaged,
-    /// No run.
-    Foreign,
-}
-
-impl State {
-    fn name(self) -> &'static str {
-        match self {
-            State::Done => "done",
-            State::Interrupted => "interrupted",
-            State::Running => "running",
-            State::Imported => "imported",
-            State::Damaged => "damaged",
-            State::Foreign => "no run",
-        }
-    }
-}
 
 /// A directory among the runs.
 #[derive(Debug, Serialize)]
@@ -143,21 +114,11 @@ fn describe(dir: &Path, row: &mut Row) -> Result<(), String> {
     let last = checkpoint::last(dir).map_err(|e| e.to_string())?;
     let modified = fs::metadata(last.as_deref().unwrap_or(dir)).and_then(|metadata| metadata.modified()).ok();
     row.saved = modified.and_then(|time| Some(time.duration_since(UNIX_EPOCH).ok()?.as_secs()));
-    let mut ended = false;
-    let trained = last.as_ref().is_none_or(|last| last.join(checkpoint::STATE).exists());
-    if let Some(last) = last.filter(|_| trained) {
-        let state = checkpoint::read_state(&last).map_err(|e| e.to_string())?;
-        row.steps_done = state.step;
-        ended = state.is_last(&config);
-    }
+    let (state, saved) = standing::of(dir, &config, last.as_deref())?;
+    row.steps_done = saved.map_or(0, |saved| saved.step);
     let evaluation = metrics::last_evaluation(dir, u64::MAX).map_err(|e| e.to_string())?;
     (row.val_loss, row.val_step) = evaluation.map_or((None, None), |e| (Some(e.val_loss), Some(e.step)));
-    row.state = match row.steps {
-        _ if claim::is_claimed(dir) => State::Running,
-        _ if !trained => State::Imported,
-        Some(_) if ended => State::Done,
-        _ => State::Interrupted,
-    };
+    row.state = state;
     Ok(())
 }
 
@@ -194,40 +155,9 @@ fn table(rows: &[Row]) -> Vec<String> {
     in_columns(&std::iter::once(titles).chain(cells).collect::<Vec<_>>(), 2..=4)
 }
 
-/// A time in seconds since 1970 as a date and a time of day, both of Greenwich.
-fn date(seconds: u64) -> String {
-    // Days since the first of March of the year 0: leap days are then at the ends of years, and a cycle of 400 years has
-    // 146,097 days.
-    let days = seconds / 86_400 + 719_468;
-    let (cycle, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    // Months from March on have 153 days in five.
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let year = 400 * cycle + year + next;
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}", seconds / 3600 % 24, seconds / 60 % 60)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, expected) in [
-            (0, "1970-01-01 00:00"),
-            (951_782_399, "2000-02-28 23:59"),
-            (951_782_400, "2000-02-29 00:00"),
-            (951_868_800, "2000-03-01 00:00"),
-            (1_735_689_599, "2024-12-31 23:59"),
-            (1_772_323_200, "2026-03-01 00:00"),
-            (4_107_542_400, "2100-03-01 00:00"),
-        ] {
-            assert_eq!(date(seconds), expected);
-        }
-    }
 
     #[test]
     fn what_is_no_run_or_is_damaged_is_a_line() {

@@ -12,7 +12,8 @@ use super::opened::{
     Decided, MOST_EPOCHS, count_epochs, encoded, encoding, open, require_ahead, tell_of_data, tell_of_flaws,
 };
 use super::output::{fitting, lost, say, tell, tell_within, within};
-use super::report::{Beside, expected, report};
+use super::record::{began, ended};
+use super::report::{Beside, expected, report, result, waited};
 use super::suggest;
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
@@ -398,6 +399,13 @@ impl Job<'_> {
             directory::discard(dir);
         }
         let trainer = trainer?;
+        let mut told = vec![name::spelled(&corpus.order(config)).into_owned(), validation.describe(overlap)];
+        told.extend(coverage::of_run(corpus, &validation.set, config));
+        let began = on_device(config).and_then(|device| team.led(|| began(&device, dir, trainer.step(), told)));
+        if began.is_err() && fresh && team.leads() {
+            directory::discard(dir);
+        }
+        began?;
         if config.lr == 0.0 {
             tell!(
                 "{}: --lr 0: no weight changes, so nothing is learnt; leave it away for the preset's rate",
@@ -445,7 +453,13 @@ impl Job<'_> {
                 (most > 0).then(|| corpus.baselines(&validation.set, most, machine.for_baselines(config, &plan)));
             let baselines = baselines.transpose().map_err(work)?;
             let beside = Beside { validation: &validation.set, overlap, baselines };
-            report(config, corpus, dir, &beside, &outcome, &usage, json)
+            let result = result(config, corpus, dir, &beside, &outcome, &usage);
+            let sample = sample.as_ref().ok().filter(|sample| !sample.is_empty()).cloned();
+            ended(corpus, dir, outcome.steps, &result, sample)?;
+            if let Some(line) = waited(config, corpus, &outcome) {
+                tell!("{}: {line}", name::called());
+            }
+            if json { say!("{result}") } else { report(config, corpus, dir, &beside, &outcome, &usage) }
         });
         said.map_err(|e| work(format_args!("{e}; the run is saved in {}", dir.display())))?;
         let sample = sample?;

@@ -395,6 +395,11 @@ impl Corpus {
         self.options.noticed.news()
     }
 
+    /// What was passed over or mended in the text read so far.
+    pub fn flaws(&self) -> Vec<String> {
+        self.options.noticed.all()
+    }
+
     /// The documents of a part, and what encodes them.
     pub(super) fn feed(&self, part: Part) -> Result<Feed, SourceError> {
         let (source, options, part) = match (&self.validation, part) {

@@ -79,6 +79,14 @@ struct Seen {
     told: Flaws,
 }
 
+impl Seen {
+    /// What there was in the source `name`; nothing where there was nothing.
+    fn line(&self, name: &str) -> Option<String> {
+        let part = if self.complete { String::new() } else { format!(", first {} documents", self.documents) };
+        Some(format!("{name}{part}: {}", self.flaws.describe()?))
+    }
+}
+
 /// What the readings of sources have found, shared by all that read them.
 #[derive(Debug, Clone, Default)]
 pub struct Noticed(Arc<Mutex<BTreeMap<String, Seen>>>);
@@ -95,13 +103,18 @@ impl Noticed {
         }
     }
 
+    /// A line for each source in which there was something.
+    pub fn all(&self) -> Vec<String> {
+        let sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sources.iter().filter_map(|(name, seen)| seen.line(name)).collect()
+    }
+
     /// A line for each source in which there was something that was not told yet.
     pub fn news(&self) -> Vec<String> {
         let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let lines = sources.iter_mut().filter(|(_, seen)| seen.flaws != seen.told).filter_map(|(name, seen)| {
             seen.told = seen.flaws.clone();
-            let part = if seen.complete { String::new() } else { format!(", first {} documents", seen.documents) };
-            Some(format!("{name}{part}: {}", seen.flaws.describe()?))
+            seen.line(name)
         });
         lines.collect()
     }

@@ -84,6 +84,22 @@ pub fn lasting(seconds: f64) -> String {
     }
 }
 
+/// A time in seconds since 1970 as a date and a time of day, both of Greenwich.
+pub fn date(seconds: u64) -> String {
+    // Days since the first of March of the year 0: leap days are then at the ends of years, and a cycle of 400 years has
+    // 146,097 days.
+    let days = seconds / 86_400 + 719_468;
+    let (cycle, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    // Months from March on have 153 days in five.
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = 400 * cycle + year + next;
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}", seconds / 3600 % 24, seconds / 60 % 60)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,5 +132,20 @@ mod tests {
         let times = [0.2, 9.97, 99.0, 100.0, 5900.0, 6000.0, 1e6].map(lasting);
         assert_eq!(times, ["0.2 s", "10 s", "99 s", "2 min", "98 min", "1.7 h", "11.6 days"]);
         assert_eq!([counted(1, "step"), counted(2, "step")], ["1 step", "2 steps"]);
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "1970-01-01 00:00"),
+            (951_782_399, "2000-02-28 23:59"),
+            (951_782_400, "2000-02-29 00:00"),
+            (951_868_800, "2000-03-01 00:00"),
+            (1_735_689_599, "2024-12-31 23:59"),
+            (1_772_323_200, "2026-03-01 00:00"),
+            (4_107_542_400, "2100-03-01 00:00"),
+        ] {
+            assert_eq!(date(seconds), expected);
+        }
     }
 }

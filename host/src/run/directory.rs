@@ -15,7 +15,7 @@ use crate::plan::{Laid, Machine, Sections};
 use crate::run::checkpoint::{Wanted, Weights};
 use crate::run::claim::LOCK;
 use crate::run::history::{self, History};
-use crate::run::{Session, checkpoint, generation, metrics};
+use crate::run::{Session, checkpoint, generation, metrics, sessions};
 use crate::{disk, regular};
 
 /// The configuration's file.
@@ -226,7 +226,15 @@ fn write_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
 
 /// Removes what a run that never began has in its directory; its tokens stay.
 pub fn discard(dir: &Path) {
-    let own = [PLAN, hugging_face::generation::FILE_NAME, history::FILE_NAME, metrics::LINES, metrics::DIGEST, DIGESTS];
+    let own = [
+        PLAN,
+        hugging_face::generation::FILE_NAME,
+        history::FILE_NAME,
+        metrics::LINES,
+        metrics::DIGEST,
+        sessions::FILE_NAME,
+        DIGESTS,
+    ];
     for name in own.into_iter().chain(tokenizer::FILES) {
         let _ = fs::remove_file(disk::temporary(&dir.join(name)));
         let _ = fs::remove_file(dir.join(name));

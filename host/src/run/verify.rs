@@ -7,7 +7,7 @@ use super::checkpoint::{self, CheckpointError, DONE};
 use super::directory::{self, DIGESTS};
 use super::evaluations::Evaluations;
 use super::history::{self, History};
-use super::{metrics, tensorboard};
+use super::{metrics, sessions, tensorboard};
 use crate::config::{Cache, Config, is_sealed};
 use crate::data::corpus::Corpus;
 use crate::data::shards::{self, MANIFEST, Shards};
@@ -72,6 +72,11 @@ pub fn verify(dir: &Path) -> Result<Vec<Finding>, CheckpointError> {
     if path.exists() || dir.join(metrics::DIGEST).exists() {
         let lines = metrics::compare(dir).map(|bytes| bytes.map(|bytes| format!("{bytes} bytes of lines")));
         add(&path, state(lines, "no digest is beside it: of an earlier version, or of a run that was not saved since"));
+    }
+    let path = dir.join(sessions::FILE_NAME);
+    if path.exists() {
+        let lines = sessions::compare(dir).map(|count| count.map(|count| format!("{count} lines")));
+        add(&path, state(lines, EARLIER));
     }
     for path in listed(&dir.join(metrics::EVENTS)) {
         let records = regular::read(&path).map_err(|e| format!("{}: {e}", path.display())).and_then(|content| {

@@ -52,9 +52,9 @@ fn verify_names_every_file_in_which_a_bit_is_flipped() {
     let dir = dir.path();
     trained(dir);
     let whole = host(dir, "verify --run run").ok().out;
-    assert!(whole.ends_with("7 parts are as they were written\n"), "{whole}");
+    assert!(whole.ends_with("8 parts are as they were written\n"), "{whole}");
     let all = files(&dir.join("run"));
-    assert!(all.len() > 18, "{all:?}");
+    assert!(all.len() > 19, "{all:?}");
     for path in all {
         let name = path.strip_prefix(dir).unwrap().to_str().unwrap();
         flipped(&path, |at| {

@@ -38,7 +38,7 @@ fn steady(mut files: BTreeMap<String, Vec<u8>>) -> BTreeMap<String, Vec<u8>> {
     files.retain(|name, _| !name.starts_with("tb/") && name.rsplit('/').next() != Some("lock"));
     for (name, content) in &mut files {
         match name.as_str() {
-            "plan.json" | "DIGESTS" | "metrics.jsonl.xxh3" => content.clear(),
+            "plan.json" | "DIGESTS" | "metrics.jsonl.xxh3" | "sessions.jsonl" => content.clear(),
             "metrics.jsonl" => {
                 let lines = String::from_utf8(content.clone()).unwrap();
                 let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

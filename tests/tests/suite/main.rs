@@ -35,6 +35,7 @@ mod optimizers;
 mod profile;
 mod pythia;
 mod ranks;
+mod report;
 mod resume;
 mod runs;
 mod saved;

@@ -77,6 +77,7 @@ fn a_run_from_training_to_every_use_of_it() {
             "metrics.jsonl",
             "metrics.jsonl.xxh3",
             "plan.json",
+            "sessions.jsonl",
             "tb",
             "tokenizer.json",
             "tokenizer_config.json"

@@ -1,0 +1,49 @@
+//! What a training run writes down of itself as it begins and when it ends.
+
+use std::path::Path;
+
+use super::{Failure, words, work};
+use crate::data::corpus::Corpus;
+use crate::name;
+use crate::run::sessions::{self, Began, Ended, Event};
+
+/// Writes down that the run in `dir` goes on from `step` on `device`, of whose data so much was told.
+pub(super) fn began(device: &str, dir: &Path, step: u64, told: Vec<String>) -> Result<(), Failure> {
+    let command = std::iter::once(name::called().to_owned()).chain(words()).collect();
+    let began = Began {
+        step,
+        at: sessions::now(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        device: device.strip_prefix("device ").unwrap_or(device).to_owned(),
+        command,
+        data: told,
+    };
+    keep(dir, &Event::Began(began))
+}
+
+/// Writes down what the run in `dir` came to after `step` steps.
+pub(super) fn ended(
+    corpus: &Corpus,
+    dir: &Path,
+    step: u64,
+    result: &serde_json::Value,
+    sample: Option<String>,
+) -> Result<(), Failure> {
+    let source = corpus.shards().map(|shards| (shards.manifest().documents, shards.manifest().tokens));
+    let ended = Ended {
+        step,
+        at: sessions::now(),
+        result: result.clone(),
+        sample,
+        documents: source.map(|(documents, _)| documents),
+        source_tokens: source.map(|(_, tokens)| tokens),
+        flaws: corpus.flaws(),
+    };
+    keep(dir, &Event::Ended(ended))
+}
+
+fn keep(dir: &Path, event: &Event) -> Result<(), Failure> {
+    sessions::add(dir, event).map_err(|e| work(format_args!("{}: {e}", dir.join(sessions::FILE_NAME).display())))
+}

@@ -1,0 +1,57 @@
+//! How a run stands, by what lies in its directory.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::checkpoint::{self, TrainerState};
+use super::claim;
+use crate::config::Config;
+
+/// How a run stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// All of its steps are saved.
+    Done,
+    /// Some are not, and nobody trains it.
+    Interrupted,
+    /// A process has claimed it.
+    Running,
+    /// A model from elsewhere, without training.
+    Imported,
+    /// A run that cannot be read.
+    Damaged,
+    /// No run.
+    Foreign,
+}
+
+impl State {
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Done => "done",
+            State::Interrupted => "interrupted",
+            State::Running => "running",
+            State::Imported => "imported",
+            State::Damaged => "damaged",
+            State::Foreign => "no run",
+        }
+    }
+}
+
+/// How the run of `config` in `dir` stands, whose last complete checkpoint is `last`, and what that says of its training.
+///
+/// # Errors
+/// A checkpoint that cannot be read.
+pub fn of(dir: &Path, config: &Config, last: Option<&Path>) -> Result<(State, Option<TrainerState>), String> {
+    let trained = last.is_none_or(|last| last.join(checkpoint::STATE).exists());
+    let saved = last.filter(|_| trained).map(checkpoint::read_state).transpose().map_err(|e| e.to_string())?;
+    let state = match config.steps > 0 {
+        _ if claim::is_claimed(dir) => State::Running,
+        _ if !trained => State::Imported,
+        true if saved.as_ref().is_some_and(|saved| saved.is_last(config)) => State::Done,
+        _ => State::Interrupted,
+    };
+    Ok((state, saved))
+}
