@@ -102,7 +102,7 @@ fn repeated(dir: &Path, count: u64) -> String {
         (0..n).map(|i| format!("w{} ", random.below(i, 3000))).collect()
     };
     let line = |i: u64| {
-        let text = if i % 3 == 0 { words(1000 + i, 150) } else { format!("{}number {i}", words(i % 20, 150)) };
+        let text = if i.is_multiple_of(3) { words(1000 + i, 150) } else { format!("{}number {i}", words(i % 20, 150)) };
         format!("{}\n", serde_json::json!({ "text": text }))
     };
     fs::write(dir.join("texts.jsonl"), (0..count).map(line).collect::<String>()).unwrap();
