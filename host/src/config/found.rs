@@ -17,6 +17,8 @@ pub struct FoundSource {
     pub exists: bool,
     /// Documents of token shards, where it is such.
     pub documents: Option<u64>,
+    /// Whether there are conversations among those.
+    pub conversations: bool,
     /// Bytes of its text, where they are known.
     pub text_bytes: Option<u64>,
     /// What reading it takes at most beside its documents: a page of a parquet file, as it is stored and as it is read, or
@@ -38,7 +40,8 @@ impl FoundSource {
         let files = known(Files::open(path, options))?;
         Ok(FoundSource {
             exists: path.exists(),
-            documents: shards.map(|shards| shards.documents),
+            documents: shards.as_ref().map(|shards| shards.documents),
+            conversations: shards.is_some_and(|shards| shards.template().is_some()),
             text_bytes: files.as_ref().and_then(|files| files.text_bytes()),
             page_bytes: files.map_or(0, |files| files.memory()),
         })

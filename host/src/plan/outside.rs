@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{Laid, Machine};
 use crate::config::{Config, FoundSource, Order};
-use crate::data::sequences::pool;
+use crate::data::sequences::{packed, pool};
 use crate::data::shards::training;
 use crate::data::validation::ValidationSet;
 use crate::data::{ahead, choice, overlap, shuffle, tokenizer};
@@ -130,6 +130,9 @@ fn running(config: &Config, laid: &Laid, found: &FoundSource) -> Vec<Outside> {
     }
     if let Some(documents) = found.documents {
         lines.push(line("index of the token shards", training::bytes(documents)));
+        if found.conversations {
+            lines.push(line("rows of conversations, at most", packed::bytes(documents)));
+        }
     }
     if found.page_bytes > 0 && config.order != Order::Random {
         lines.push(line("a page or a window of the data, at most", found.page_bytes));
@@ -159,7 +162,13 @@ mod tests {
     fn a_plan_has_what_was_found_of_the_data() {
         let raw = toml::from_str("data = '/no/such/place'\norder = 'pool'").unwrap();
         let config = Config::resolve(raw).unwrap();
-        let found = FoundSource { exists: true, documents: Some(7), text_bytes: None, page_bytes: 5 << 20 };
+        let found = FoundSource {
+            exists: true,
+            documents: Some(7),
+            conversations: true,
+            text_bytes: None,
+            page_bytes: 5 << 20,
+        };
         let machine = Machine::with(&config, found).unwrap();
         let plan = |machine: Machine| Plan::of(&config, &machine).unwrap();
         let bytes =
@@ -167,6 +176,7 @@ mod tests {
         let with = plan(machine);
         assert_eq!(bytes(&with, "a page or a window"), Some(5 << 20));
         assert_eq!(bytes(&with, "index of the token shards"), Some(training::bytes(7)));
+        assert_eq!(bytes(&with, "rows of conversations"), Some(packed::bytes(7)));
         assert_eq!(bytes(&plan(Machine { mapped: 9 << 20, ..machine }), "the program itself"), Some((9 << 20) + HEAP));
         let without = plan(Machine { source: FoundSource::default(), ..machine });
         assert_eq!((bytes(&without, "a page"), bytes(&without, "index")), (None, None));

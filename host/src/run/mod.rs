@@ -30,6 +30,7 @@ mod restored;
 mod session;
 pub mod sessions;
 pub mod shapes;
+mod spark;
 mod speed;
 pub mod standing;
 pub mod status;

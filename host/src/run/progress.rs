@@ -14,6 +14,7 @@ use terminal_size::{Width, terminal_size_of};
 use super::course::{Course, grouped};
 use super::evaluations::{Evaluation, ROSE};
 use super::metrics::EvalMetrics;
+use super::spark::Spark;
 use super::status::{Status, wrapped};
 use crate::allocations::{self, Activity};
 use crate::plan::memory;
@@ -185,6 +186,8 @@ struct Reporter {
     planned: Option<u64>,
     /// Whether standard error is a terminal that can go back to a line's beginning.
     terminal: bool,
+    /// The course of the loss.
+    spark: Spark,
     /// When a line was said last.
     said: Instant,
 }
@@ -192,7 +195,13 @@ struct Reporter {
 impl Reporter {
     fn new(course: Course, planned: Option<u64>) -> Reporter {
         let dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
-        Reporter { course, planned, terminal: io::stderr().is_terminal() && !dumb, said: Instant::now() }
+        Reporter {
+            course,
+            planned,
+            terminal: io::stderr().is_terminal() && !dumb,
+            spark: Spark::new(),
+            said: Instant::now(),
+        }
     }
 
     fn run(mut self, shared: &Shared) {
@@ -211,6 +220,8 @@ impl Reporter {
             for (step, lowest) in waiting.iter().filter_map(|logged| Some((logged.step, logged.opened?))) {
                 self.tell(&rises(step, &lowest));
             }
+            let steps = waiting.iter().filter(|logged| logged.tokens_per_s.is_some());
+            steps.filter_map(|logged| logged.loss).for_each(|loss| self.spark.add(loss));
             if self.terminal {
                 // In the last column some terminals begin the next line.
                 let line = self.status(&now, &ahead, true).fitting(columns().saturating_sub(1));
@@ -251,6 +262,7 @@ impl Reporter {
             steps: ahead.end,
             stage: name(&self.course.stages, stage),
             loss,
+            course: self.spark.draw().filter(|_| self.terminal),
             val_loss,
             averaged,
             gap,

@@ -18,6 +18,8 @@ pub(super) struct Status {
     /// The stage under way, where there are several.
     pub stage: String,
     pub loss: Option<f64>,
+    /// Its course so far, in a terminal.
+    pub course: Option<String>,
     pub val_loss: Option<f64>,
     /// The same of the averages of the weights.
     pub averaged: Option<f64>,
@@ -38,11 +40,12 @@ impl Status {
     /// The parts from left to right, each with its rank: the highest is left away first.
     fn parts(&self) -> Vec<(u8, String)> {
         let Status { step, steps, stage, loss, val_loss, averaged, gap, end, .. } = self;
-        let Status { skipped, tokens_per_s, memory, left, .. } = self;
+        let Status { course, skipped, tokens_per_s, memory, left, .. } = self;
         let parts = [
             (0, Some(format!("{}/{}", grouped(*step), grouped(*steps)))),
             (7, (!stage.is_empty()).then(|| stage.clone())),
             (1, loss.map(|loss| format!("loss {loss:.3}"))),
+            (9, course.clone()),
             (5, val_loss.map(|loss| format!("val {loss:.3}"))),
             (6, averaged.map(|loss| format!("averaged {loss:.3}"))),
             (6, gap.map(|gap| format!("gap {gap:+.3}"))),
@@ -125,6 +128,7 @@ mod tests {
             steps: 10_000,
             stage: "stage 2/10 (32 × 2048)".to_owned(),
             loss: Some(3.4567),
+            course: None,
             val_loss: Some(3.5),
             averaged: None,
             gap: Some(0.0433),
@@ -156,6 +160,10 @@ mod tests {
             plain.fitting(99),
             "█░░░░░░░░░  1,200/10,000  loss 3.457  val 3.500  10,941 tokens/s  81.0 MiB of 95.0 MiB  12 min left"
         );
+        let drawn = Status { course: Some("█▅▂▁".to_owned()), ..plain.clone() };
+        assert!(drawn.fitting(110).contains("loss 3.457  █▅▂▁  val 3.500"), "{}", drawn.fitting(110));
+        // It is the first to go.
+        assert_eq!(drawn.fitting(92), plain.fitting(92));
         assert_eq!(plain.fitting(59), "1,200/10,000  loss 3.457  10,941 tokens/s  12 min left");
         assert_eq!(plain.fitting(40), "1,200/10,000  loss 3.457  12 min left");
         assert_eq!(

@@ -211,7 +211,7 @@ fn what_a_model_says_goes_along_to_either_format() {
             assert_eq!(gguf.metadata[&format!("general.sampling.{key}")], Meta::Float(value), "{key}");
         }
     }
-    assert!(chat(dir, &[], "/quit\n").err.contains("chat template, which is not applied"));
+    assert!(chat(dir, &[], "/quit\n").err.contains("chat template is applied"));
     // A template among the marks, as versions before had it; one of several has a name.
     fs::remove_file(model.join("chat_template.jinja")).unwrap();
     edit(&model.join("tokenizer_config.json"), |config| {
