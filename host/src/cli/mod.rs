@@ -22,6 +22,7 @@ mod record;
 mod refused;
 mod report;
 mod runs;
+mod sample;
 mod sampling;
 mod shown;
 mod start;

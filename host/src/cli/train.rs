@@ -1,11 +1,9 @@
 //! `host train`.
 
 use std::io::{self, Write as _};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use capful_core::generate::Sampler;
 use serde_json::json;
 
 use super::opened::{
@@ -14,6 +12,7 @@ use super::opened::{
 use super::output::{fitting, lost, say, tell, tell_within, within};
 use super::record::{began, ended};
 use super::report::{Beside, expected, report, result, waited};
+use super::sample::sample;
 use super::suggest;
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
@@ -21,7 +20,6 @@ use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settl
 use crate::config::{Config, ConfigError, Device, IMPORTED, RawConfig, Span, human_bytes};
 use crate::data::corpus::Corpus;
 use crate::data::coverage;
-use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
 use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice, DeviceError};
@@ -32,7 +30,6 @@ use crate::regular;
 use crate::run::checkpoint::TrainerState;
 use crate::run::claim::Claim;
 use crate::run::course::{Course, counted, grouped};
-use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::origin::Origin;
 use crate::run::outcome::TrainError;
@@ -442,7 +439,11 @@ impl Job<'_> {
         }
         end_with_the_reader()?;
         tell_of_flaws(corpus);
-        let sample = if json { Ok(String::new()) } else { sample(config, &mut session, corpus.tokenizer.as_ref()) };
+        let sample = if json {
+            Ok(String::new())
+        } else {
+            sample(config, &mut session, corpus.tokenizer.as_ref(), &validation.set)
+        };
         let usage = Usage::of(&plan, &outcome, &mut session);
         // The baselines get the memory that the session gives back.
         drop(session);
@@ -585,21 +586,4 @@ struct Silent;
 impl Observer for Silent {
     fn step(&mut self, _: &StepMetrics) {}
     fn evaluation(&mut self, _: &EvalMetrics) {}
-}
-
-/// A sample from the document's beginning.
-fn sample(config: &Config, session: &mut Session, tokenizer: &dyn Tokenizer) -> Result<String, Failure> {
-    let context = session.laid.sections.decoding.unwrap_or(1);
-    let mut generator = Generator::new(context, config.vocab_size(), config.seed);
-    let sampler = Sampler { temperature: 0.8, top_k: 0, top_p: 0.95, repetition_penalty: 1.0 };
-    let begin = tokenizer.bos().or(tokenizer.eos()).unwrap_or(0);
-    let mut ids = Vec::with_capacity(context as usize);
-    let limit = tokenizer.vocab_size() as usize;
-    let most = (context as usize).saturating_sub(1).min(120);
-    let ended = generator.run(session, &sampler, &[begin], most, limit, tokenizer.eos().as_slice(), &mut |id| {
-        ids.push(id);
-        ControlFlow::Continue(())
-    });
-    ended.map_err(work)?;
-    Ok(tokenizer.decode(&ids))
 }

@@ -91,7 +91,10 @@ fn a_model_that_learnt_answers_answers() {
     let dir = directory();
     let dir = dir.path();
     write_chats(dir, 60);
-    host(dir, &line("--steps 60 --lr 0.01 --out run")).ok();
+    let ended = host(dir, &line("--steps 60 --lr 0.01 --out run")).ok();
+    // Its sample is the answer to a question that was held out.
+    let sample = ended.out.split_once("<|assistant|>").expect("a question").1;
+    assert!(sample.trim().starts_with("it "), "{sample}");
     fs::write(
         dir.join("ask.jsonl"),
         fs::read_to_string(dir.join("chats.jsonl")).unwrap().lines().take(3).collect::<Vec<_>>().join("\n"),
