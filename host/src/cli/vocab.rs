@@ -117,7 +117,7 @@ impl Vocab {
             vocab_size: self.vocab_size.or(if self.tokenizer == "byte" { None } else { Some(10_000) }),
             ..RawConfig::default()
         })?;
-        corpus::build_tokenizer(&config).map_err(request)
+        corpus::built::build_tokenizer(&config).map_err(request)
     }
 
     fn translate(&self, tokenizer: &dyn Tokenizer) -> Result<(), Failure> {

@@ -1,6 +1,9 @@
-//! Everything a command needs of the data that a configuration names.
+//! Everything a command needs of the data that a configuration names: [`built`] has its tokenizer, [`held_out`] what is
+//! scored.
 
-use std::collections::BTreeSet;
+pub mod built;
+mod held_out;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,13 +11,11 @@ use std::sync::Arc;
 use capful_core::data::Stretch;
 use capful_core::train::Stage;
 
+use self::built::{build, template};
 use super::ahead;
-use super::choice::{self, Validation};
 use super::conversation::{ChatTemplate, TemplateError};
 use super::error::SourceError;
 use super::files::{Files, describe};
-use super::ngram::Baselines;
-use super::overlap::{self, Overlap};
 use super::sequences::Sequences;
 use super::sequences::consecutive::Consecutive;
 use super::sequences::packed::{Packed, Rows};
@@ -30,18 +31,9 @@ use super::source::{Document, Documents, Source, SourceOptions};
 use super::split::{DEFAULT_FRACTION, Part, Split};
 use super::stream::{Feed, TokenStream};
 use super::tales::TaleDocuments;
-use super::tokenizer::{self, Built, DocumentError, Tokenizer, TokenizerError, template};
+use super::tokenizer::{self, Tokenizer, TokenizerError, template as templates};
 use super::validation::ValidationSet;
-use super::whole::Whole;
 use crate::config::{Cache, Config, OWN, Order, Overflow};
-
-/// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
-const TALES_READ: usize = 10_000;
-
-/// The most of a document that is clean may stand in the training side.
-const CLEAN: f64 = 0.1;
-/// So often documents are chosen anew for those that are not.
-const MOST_LOOKS: u32 = 24;
 
 /// Why data cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -257,7 +249,7 @@ impl Corpus {
             return Err(CorpusError::Streams { name: self.name() });
         }
         let source = self.options.template.source();
-        let has = template::of(self.tokenizer.as_ref());
+        let has = templates::of(self.tokenizer.as_ref());
         if has.first().is_none_or(|(_, text)| text != source) {
             self.tokenizer = tokenizer::with_template(Arc::clone(&self.tokenizer), source);
         }
@@ -556,112 +548,6 @@ impl Corpus {
         while stream.next_token()?.is_some() {}
         Ok(stream.epoch_length().unwrap_or(0))
     }
-
-    /// At most `max_tokens` tokens of documents to score.
-    ///
-    /// # Errors
-    /// A source that cannot be read, or holds nothing for validation.
-    pub fn validation(&self, max_tokens: u64) -> Result<Validation, SourceError> {
-        if !self.clean_validation || matches!(self.validation.as_ref().unwrap_or(&self.source), Source::Tales) {
-            return self.validation_without(max_tokens, &BTreeSet::new());
-        }
-        let Some(shards) = &self.shards else { return Err(SourceError::Streamed { name: self.name() }) };
-        let (mut dirty, mut tokens) = (BTreeSet::new(), self.tokens(shards)?);
-        for _ in 0..MOST_LOOKS {
-            let mut chosen = match self.validation_without(max_tokens, &dirty) {
-                // None is left.
-                Err(SourceError::EmptyPart { .. } | SourceError::NoDocuments { .. }) if !dirty.is_empty() => break,
-                chosen => chosen?,
-            };
-            let shares = overlap::of_each(&chosen.set, &mut tokens)?;
-            let found =
-                chosen.numbers.iter().zip(shares).filter(|(_, share)| *share > CLEAN).map(|(number, _)| *number);
-            let before = dirty.len();
-            dirty.extend(found);
-            if dirty.len() == before {
-                chosen.passed_over = before;
-                return Ok(chosen);
-            }
-        }
-        Err(SourceError::NotClean { name: self.name(), dirty: dirty.len() })
-    }
-
-    /// The same but for the documents of these numbers.
-    fn validation_without(&self, max_tokens: u64, without: &BTreeSet<u64>) -> Result<Validation, SourceError> {
-        let (feed, max_tokens) = (self.feed(Part::Validation)?, max_tokens as usize);
-        match (self.validation.as_ref().unwrap_or(&self.source), &self.shards) {
-            (Source::Tales, _) => {
-                // Each is drawn by itself: the first ones are as good as any.
-                let set = ValidationSet::first(feed, max_tokens)?;
-                let numbers = (0..set.documents() as u64).collect();
-                Ok(Validation { set, numbers, among: None, whole: true, passed_over: 0 })
-            }
-            (source, Some(shards)) if *source == self.source => choice::of_shards(shards, feed, max_tokens, without),
-            _ => choice::of_source(feed, max_tokens, without),
-        }
-    }
-
-    /// Every document of the separate source for validation; nothing where there is none, or where it is endless.
-    ///
-    /// # Errors
-    /// A source that cannot be read, or holds no document.
-    pub fn whole_validation(&self) -> Result<Option<Whole>, SourceError> {
-        match &self.validation {
-            None | Some(Source::Tales) => Ok(None),
-            Some(_) => Whole::new(self.feed(Part::Validation)?).map(Some),
-        }
-    }
-
-    /// What of `set` the training side has too; nothing where its tokens are not at hand, or the set's
-    /// documents are too short to tell.
-    ///
-    /// # Errors
-    /// Training tokens that cannot be read.
-    pub fn overlap(&self, set: &ValidationSet) -> Result<Option<Overlap>, SourceError> {
-        let Some(shards) = &self.shards else { return Ok(None) };
-        overlap::look_for(set, &mut self.tokens(shards)?)
-    }
-
-    /// Kneser-Ney n-gram losses on `validation`, counted on at most `most` training tokens and in at most `bytes` of
-    /// memory: of documents from all over the source where its tokens are at hand, else of the first ones.
-    ///
-    /// # Errors
-    /// A source that cannot be read.
-    pub fn baselines(&self, validation: &ValidationSet, most: u32, bytes: u64) -> Result<Baselines, SourceError> {
-        let feed = self.feed(Part::Training)?;
-        let tokens = baseline_tokens(most, bytes);
-        let training = match &self.shards {
-            Some(shards) => choice::of_shards(shards, feed, tokens, &BTreeSet::new())?.set,
-            None => ValidationSet::first(feed, tokens)?,
-        };
-        let counts = bytes.saturating_sub(ValidationSet::storage(tokens));
-        // The first token of a document has no predecessor and is never a target; where it is no mark of the
-        // tokenizer, the n-gram's own mark takes its place.
-        fn targets(set: &ValidationSet) -> impl Iterator<Item = &[u32]> {
-            set.iter().map(|document| &document[1..])
-        }
-        let vocabulary = self.tokenizer.vocab_size();
-        Baselines::measure(vocabulary, targets(&training), counts, targets(validation))
-            .map_err(|e| SourceError::Ngram { reason: e.to_string() })
-    }
-
-    /// The exact loss of the source itself on `validation`, in nats a token, where it is known and no word was
-    /// merged into `<unk>`.
-    pub fn floor(&self, validation: &ValidationSet) -> Option<f64> {
-        let unknown = self.tokenizer.unk();
-        let merged = unknown.is_some_and(|unk| validation.iter().any(|document| document.contains(&unk)));
-        let total = validation.log_probability().filter(|_| !merged)?;
-        Some(-total / validation.targets() as f64)
-    }
-}
-
-/// The template of a run's conversations: the one that it names, else that of `tokenizer`.
-fn template(config: &Config, tokenizer: Option<&dyn Tokenizer>) -> Result<ChatTemplate, CorpusError> {
-    Ok(match (&config.chat_template, tokenizer) {
-        (Some(path), tokenizer) => ChatTemplate::of_file(path, tokenizer)?,
-        (None, Some(tokenizer)) => ChatTemplate::of(tokenizer),
-        (None, None) => ChatTemplate::default(),
-    })
 }
 
 /// The rows of a run whose steps are all alike.
@@ -682,20 +568,6 @@ fn gone(config: &Config, error: CorpusError) -> CorpusError {
     }
 }
 
-/// As many training tokens up to `most` as leave two thirds of `bytes` to what is counted on them, and as can be chosen in
-/// `bytes`.
-fn baseline_tokens(most: u32, bytes: u64) -> usize {
-    let fit = |tokens: usize| {
-        let set = ValidationSet::storage(tokens);
-        set <= bytes / 3 && set + choice::storage(tokens) <= bytes
-    };
-    let mut tokens = most as usize;
-    while tokens > 2 && !fit(tokens) {
-        tokens /= 2;
-    }
-    tokens
-}
-
 /// What of the files of `config` is read and what is not, a line for each directory; of a run that goes on, beside what it
 /// `began` with. What is wrong with them is said when they are opened.
 pub fn reading(config: &Config, began: Option<&Snapshot>) -> Vec<String> {
@@ -709,56 +581,4 @@ pub fn reading(config: &Config, began: Option<&Snapshot>) -> Vec<String> {
         describe(&path, &options, began).ok().flatten()
     });
     lines.collect()
-}
-
-/// Builds the tokenizer of `config` from its training documents.
-///
-/// # Errors
-/// What is wrong with the source or with the tokenizer.
-pub fn build_tokenizer(config: &Config) -> Result<Built, CorpusError> {
-    let (source, options, split) = Corpus::sources(config, None, false, template(config, None)?)?;
-    build(config, &source, &options, split)
-}
-
-fn build(config: &Config, source: &Source, options: &SourceOptions, split: Split) -> Result<Built, CorpusError> {
-    let mut documents = open(source, options, config.seed, Part::Training)?;
-    let kinds = matches!(config.tokenizer.as_str(), "word" | "bpe");
-    if kinds && !documents.has_text() {
-        let name = documents.name().to_owned();
-        return Err(SourceError::NoText { name, tokenizer: config.tokenizer.clone() }.into());
-    }
-    let endless = *source == Source::Tales;
-    let part = if endless { Part::All } else { Part::Training };
-    let mut left = if endless { TALES_READ } else { usize::MAX };
-    let mut texts = std::iter::from_fn(|| {
-        let mut document = Document::default();
-        while left > 0 {
-            match documents.next(&mut document) {
-                Ok(true) if split.holds(part, &document) => {
-                    left -= 1;
-                    let text = std::mem::take(&mut document.text);
-                    let conversation = !document.parts.is_empty();
-                    return Some(Ok(if conversation { options.template.unmarked(&text) } else { text }));
-                }
-                Ok(true) => {}
-                Ok(false) => return None,
-                Err(e) => return Some(Err(DocumentError::from(e))),
-            }
-        }
-        None
-    });
-    let known = matches!(config.tokenizer.as_str(), "word" | "byte" | "bpe");
-    let cap = known.then(|| config.vocab_size());
-    let built = tokenizer::build(&config.tokenizer, cap, true, &mut texts);
-    if let (Err(TokenizerError::NoWords(_)), Source::Path(path)) = (&built, source) {
-        // Better said by the data's name.
-        let name = path.display().to_string();
-        let blank = !open(source, options, config.seed, Part::All)?.next(&mut Document::default())?;
-        return Err(if blank {
-            SourceError::NoDocuments { name }.into()
-        } else {
-            SourceError::EmptyPart { name, part: "training" }.into()
-        });
-    }
-    Ok(built?)
 }
