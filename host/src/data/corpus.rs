@@ -6,7 +6,7 @@ mod held_out;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use capful_core::data::Stretch;
 use capful_core::train::Stage;
@@ -18,7 +18,7 @@ use super::error::SourceError;
 use super::files::{Files, describe};
 use super::sequences::Sequences;
 use super::sequences::consecutive::Consecutive;
-use super::sequences::packed::{Packed, Rows};
+use super::sequences::packed::{Packed, Rows, Table};
 use super::sequences::permuted::Permuted;
 use super::sequences::pool::{Pool, half};
 use super::shards::build::{Event, LOCK, estimate, open_or_build};
@@ -81,6 +81,8 @@ pub struct Corpus {
     /// The shape of rows of conversations; nothing where it changes within the run.
     rows: Option<Rows>,
     overflow: Overflow,
+    /// What is learnt of conversations, once it was looked for.
+    table: OnceLock<Table>,
     clean_validation: bool,
     pool: u64,
     /// The source's tokens, where they can be read at any place.
@@ -374,6 +376,7 @@ impl Corpus {
             stretches: config.stretches(),
             rows: rows(config),
             overflow: config.overflow,
+            table: OnceLock::new(),
             clean_validation: config.clean_validation,
             pool: config.pool,
             shards: None,
@@ -461,8 +464,15 @@ impl Corpus {
     fn packed(&self) -> Result<Option<Packed>, SourceError> {
         let (Some(shards), true) = (&self.shards, self.has_conversations()) else { return Ok(None) };
         let Some(rows) = self.rows else { return Err(SourceError::Stages { name: self.name() }) };
-        let of = (self.name(), self.fingerprint()?);
-        Packed::new(shards, &self.split, (&of.0, of.1), self.seed, rows, self.overflow).map(Some)
+        let mut tokens = self.tokens(shards)?;
+        let table = match self.table.get() {
+            Some(table) => table.clone(),
+            None => {
+                let table = Table::of(&mut tokens, &self.split, rows.length, self.overflow)?;
+                self.table.get_or_init(|| table).clone()
+            }
+        };
+        Ok(Some(Packed::new(tokens, table, self.fingerprint()?, self.seed, rows)))
     }
 
     /// What came of the run's conversations, for people; nothing where it learns from text.

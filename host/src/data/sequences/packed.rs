@@ -12,7 +12,6 @@ use capful_core::permutation::Permutation;
 use capful_core::random::{Random, stream};
 
 use super::super::error::SourceError;
-use super::super::shards::Shards;
 use super::super::shards::training::TrainingTokens;
 use super::super::source::Place;
 use super::super::split::Split;
@@ -110,7 +109,7 @@ struct Window {
 /// The rows of a run.
 pub struct Packed {
     tokens: TrainingTokens,
-    entries: Vec<Entry>,
+    entries: Arc<[Entry]>,
     seed: u64,
     rows: Rows,
     fingerprint: u64,
@@ -128,66 +127,78 @@ pub struct Packed {
     ids: Vec<u32>,
 }
 
-impl Packed {
-    /// The rows under `seed` of the training side of `shards` under `split`, a source of this name and fingerprint.
+/// The conversations that a run learns from: found by reading all of their tokens, once for all who ask.
+#[derive(Debug, Clone)]
+pub struct Table {
+    entries: Arc<[Entry]>,
+    /// Without the rows, which the seed decides too.
+    packing: Packing,
+}
+
+impl Table {
+    /// The conversations of the training side `tokens` under `split`, in rows of `length`.
     ///
     /// # Errors
     /// A shard that cannot be read; conversations of which nothing can be learnt.
-    pub fn new(
-        shards: &Arc<Shards>,
+    pub fn of(
+        tokens: &mut TrainingTokens,
         split: &Split,
-        (name, fingerprint): (&str, u64),
-        seed: u64,
-        rows: Rows,
+        length: u32,
         overflow: Overflow,
     ) -> Result<Self, SourceError> {
-        let mut tokens = TrainingTokens::new(Arc::clone(shards), split, name)?;
         let (mut lengths, mut packing) = (Vec::new(), Packing::default());
         tokens.documents(split, |tokens| lengths.push(tokens))?;
         let mut entries = Vec::with_capacity(lengths.len());
-        let (mut begin, most) = (0, u64::from(rows.length) + 1);
+        let (mut begin, most) = (0, u64::from(length) + 1);
         let mut add = |begin, tokens: u64, targets: u64| {
             packing.targets += targets;
             packing.positions += tokens - 1;
             entries.push(Entry { begin, tokens: tokens as u32, targets: targets as u32 });
         };
-        for length in lengths {
-            let fits = length <= most;
-            let (found, mut first) = (targets(&mut tokens, begin, length)?, [0]);
+        for all in lengths {
+            let fits = all <= most;
+            let (found, mut first) = (targets(tokens, begin, all)?, [0]);
             tokens.read(begin, &mut first)?;
-            if !fits && found + 1 == length && first[0] & CONTEXT == 0 {
+            if !fits && found + 1 == all && first[0] & CONTEXT == 0 {
                 // Text among conversations is read on in further rows.
-                (0..length - 1).step_by(rows.length as usize).for_each(|at| {
-                    let tokens = (length - at).min(most);
+                (0..all - 1).step_by(length as usize).for_each(|at| {
+                    let tokens = (all - at).min(most);
                     add(begin + at, tokens, tokens - 1);
                 });
             } else {
                 let found = match overflow {
                     _ if fits => found,
-                    Overflow::Cut => targets(&mut tokens, begin, most)?,
+                    Overflow::Cut => targets(tokens, begin, most)?,
                     Overflow::Drop => 0,
                 };
                 match found {
                     0 => packing.dropped += 1,
                     _ => {
                         packing.cut += u64::from(!fits);
-                        add(begin, length.min(most), found);
+                        add(begin, all.min(most), found);
                     }
                 }
             }
-            begin += length;
+            begin += all;
         }
         if entries.is_empty() {
-            return Err(SourceError::NothingFits { name: name.to_owned(), length: rows.length });
+            return Err(SourceError::NothingFits { name: tokens.name().to_owned(), length });
         }
         packing.conversations = entries.len() as u64;
+        Ok(Self { entries: entries.into(), packing })
+    }
+}
+
+impl Packed {
+    /// The rows under `seed` of the conversations of `table`, which is that of `tokens`, a source of this fingerprint.
+    pub fn new(tokens: TrainingTokens, table: Table, fingerprint: u64, seed: u64, rows: Rows) -> Self {
         let mut packed = Self {
             tokens,
-            entries,
+            entries: table.entries,
             seed,
             rows,
             fingerprint,
-            packing,
+            packing: table.packing,
             here: Window::default(),
             ahead: Window::default(),
             cursor: Cursor::default(),
@@ -198,7 +209,7 @@ impl Packed {
             ids: Vec::new(),
         };
         packed.packing.rows = (0..packed.windows()).map(|window| packed.pack(0, window).len() as u64).sum();
-        Ok(packed)
+        packed
     }
 
     /// What came of the conversations.

@@ -6,6 +6,7 @@ use tempfile::TempDir;
 
 use super::super::super::conversation::Part;
 use super::super::super::fixtures::{ORIGIN, feed};
+use super::super::super::shards::Shards;
 use super::super::super::shards::build::open_or_build;
 use super::super::super::source::{Document, Documents};
 use super::*;
@@ -58,7 +59,10 @@ fn shards(lengths: &[Vec<usize>]) -> (TempDir, Arc<Shards>) {
 }
 
 fn packed(shards: &Arc<Shards>, rows: Rows, overflow: Overflow) -> Result<Packed, SourceError> {
-    Packed::new(shards, &Split::new(0, 0.0).unwrap(), ("chats", 7), 3, rows, overflow)
+    let split = Split::new(0, 0.0).unwrap();
+    let mut tokens = TrainingTokens::new(Arc::clone(shards), &split, "chats")?;
+    let table = Table::of(&mut tokens, &split, rows.length, overflow)?;
+    Ok(Packed::new(tokens, table, 7, 3, rows))
 }
 
 type Batch = [Vec<u32>; 3];
