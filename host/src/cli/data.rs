@@ -21,7 +21,7 @@ use crate::data::lengths::Lengths;
 use crate::data::portrait::Portrait;
 use crate::data::shards::build::{Event, estimate, open_or_build};
 use crate::data::shards::{Origin, Shards};
-use crate::data::source::{Document, Documents as _, SourceOptions};
+use crate::data::source::{Document, Documents, SourceOptions};
 use crate::data::split::{Part, Split};
 use crate::data::stream::Feed;
 use crate::data::tokenizer::{self, DocumentError, Tokenizer, TokenizerError, template};
@@ -132,7 +132,11 @@ impl Data {
         open: &dyn Fn() -> Result<Files, SourceError>,
         template: &ChatTemplate,
     ) -> Result<Arc<dyn Tokenizer>, Failure> {
-        let mut documents = Unique::new(open().map_err(request)?, self.dedup, Arc::default());
+        let files = open().map_err(request)?;
+        let mut documents: Box<dyn Documents> = match self.dedup {
+            true => Box::new(Unique::new(files, true, Arc::default())),
+            false => Box::new(files),
+        };
         let mut document = Document::default();
         let mut texts = std::iter::from_fn(|| match documents.next(&mut document) {
             Ok(true) if !document.parts.is_empty() => Some(Ok(template.unmarked(&document.text))),

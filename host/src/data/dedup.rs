@@ -14,7 +14,7 @@ use super::error::SourceError;
 use super::source::{Document, Documents, Place, TokenKind};
 
 /// Words of a run: fewer are phrases.
-const RUN: usize = 8;
+pub(super) const RUN: usize = 8;
 /// A run's hash is the number that its words' hashes are the digits of in this base, modulo 2^64.
 const BASE: u64 = 0x9E37_79B9_7F4A_7C15;
 /// What a digit counts once it has left the run.
@@ -140,17 +140,8 @@ impl Seen {
             return Verdict::Copy;
         }
         self.here.clear();
-        let (mut window, mut hash, mut words) = ([0u64; RUN], 0u64, 0usize);
-        for word in text.split_ascii_whitespace() {
-            let digit = XxHash3_64::oneshot(word.as_bytes());
-            let leaving = std::mem::replace(&mut window[words % RUN], digit);
-            hash = hash.wrapping_mul(BASE).wrapping_add(digit).wrapping_sub(leaving.wrapping_mul(LEFT));
-            words += 1;
-            let mixed = mixed(hash);
-            if words >= RUN && self.runs.keeps(mixed) {
-                self.here.push(mixed);
-            }
-        }
+        let Self { runs, here, .. } = self;
+        each_run(text, |run| here.extend(Some(run).filter(|run| runs.keeps(*run))));
         self.here.sort_unstable();
         self.here.dedup();
         let before = self.here.iter().filter(|run| self.runs.has(**run)).count();
@@ -162,6 +153,19 @@ impl Seen {
         here.iter().for_each(|run| self.runs.insert(*run));
         self.here = here;
         Verdict::New
+    }
+}
+
+/// Calls `visit` with the hash of each run of eight words of `text`, from the first on.
+pub(super) fn each_run(text: &str, mut visit: impl FnMut(u64)) {
+    let (mut window, mut hash) = ([0u64; RUN], 0u64);
+    for (words, word) in (1..).zip(text.split_whitespace()) {
+        let digit = XxHash3_64::oneshot(word.as_bytes());
+        let leaving = std::mem::replace(&mut window[words % RUN], digit);
+        hash = hash.wrapping_mul(BASE).wrapping_add(digit).wrapping_sub(leaving.wrapping_mul(LEFT));
+        if words >= RUN {
+            visit(mixed(hash));
+        }
     }
 }
 
@@ -210,7 +214,7 @@ impl<D: Documents> Unique<D> {
             // Of ids no words are known.
             false => self.seen.whole(document.known().hash),
         };
-        let bytes = document.known().bytes;
+        let bytes = document.content.map_or(document.text.len() as u64, |content| content.bytes);
         let add = |to: &mut [u64; 2]| *to = [to[0] + 1, to[1] + bytes];
         (self.copies.documents, self.copies.bytes) = (self.copies.documents + 1, self.copies.bytes + bytes);
         match verdict {

@@ -1,15 +1,13 @@
 //! What a text is, by its first megabytes: how long its documents are, what its characters are, how much it repeats itself.
 
 use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
 
+use super::dedup::{RUN, each_run};
 use super::error::SourceError;
 use super::source::{Document, Documents};
 
 /// Bytes that are looked at.
 pub const LOOKED_AT: u64 = 8 << 20;
-/// Words in a row that make a repetition: fewer are phrases.
-const RUN: usize = 8;
 
 /// A text.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -33,16 +31,15 @@ impl Portrait {
     /// A source that cannot be read.
     pub fn of(documents: &mut dyn Documents) -> Result<Portrait, SourceError> {
         let (mut portrait, mut document) = (Portrait::default(), Document::default());
-        let (hash, mut seen) = (RandomState::new(), HashSet::new());
+        let mut seen = HashSet::new();
         while portrait.bytes < LOOKED_AT && documents.next(&mut document)? {
             portrait.documents += 1;
             portrait.bytes += document.text.len() as u64;
             document.text.chars().for_each(|c| portrait.characters[class(c)] += 1);
-            let words: Vec<&str> = document.text.split_whitespace().collect();
-            for run in words.windows(RUN) {
+            each_run(&document.text, |run| {
                 portrait.runs += 1;
-                portrait.repeated += u64::from(!seen.insert(hash.hash_one(run)));
-            }
+                portrait.repeated += u64::from(!seen.insert(run));
+            });
         }
         Ok(portrait)
     }
