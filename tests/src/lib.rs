@@ -9,4 +9,5 @@ pub mod gguf;
 pub mod model;
 pub mod oracle;
 pub mod profile;
+pub mod runs;
 pub mod safetensors;

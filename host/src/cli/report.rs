@@ -56,6 +56,8 @@ pub(super) struct Beside<'a> {
     pub validation: &'a ValidationSet,
     pub overlap: Option<Overlap>,
     pub baselines: Option<Baselines>,
+    /// Bits a byte at which such a run ends, see [`expected`].
+    pub expected: Option<f64>,
 }
 
 /// Bits a byte at which a run of so many steps ends on the text of the law; nothing where the law does not know such runs.
@@ -73,9 +75,8 @@ pub(super) fn result(
     outcome: &Outcome,
     usage: &Usage,
 ) -> serde_json::Value {
-    let Beside { validation, overlap, baselines } = beside;
+    let Beside { validation, overlap, baselines, expected } = beside;
     let bits = outcome.score.bits_per_byte(corpus.tokenizer.as_ref());
-    let expected = bits.and_then(|_| expected(config, outcome.steps, corpus, validation));
     json!({
         "done": true,
         "run": dir.display().to_string(),
@@ -87,7 +88,7 @@ pub(super) fn result(
         "val_overlap": overlap.map(|o| o.share),
         "floor": corpus.floor(validation),
         "bits_per_byte": bits,
-        "expected_bits_per_byte": expected,
+        "expected_bits_per_byte": bits.and(*expected),
         "predicted_bits_per_byte": outcome.predicted_end.map(|(_, expected)| expected.bits),
         "baselines": baselines,
         "seconds": outcome.seconds,
@@ -125,10 +126,9 @@ pub(super) fn report(
     outcome: &Outcome,
     usage: &Usage,
 ) -> Result<(), Failure> {
-    let Beside { validation, baselines, .. } = beside;
+    let Beside { validation, baselines, expected, .. } = beside;
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
     let bits = outcome.score.bits_per_byte(corpus.tokenizer.as_ref());
-    let expected = bits.and_then(|_| expected(config, outcome.steps, corpus, validation));
     say!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens)?;
     if let Some(bits) = bits {
         let expected = expected.map_or(String::new(), |expected| {

@@ -453,7 +453,8 @@ impl Job<'_> {
             let baselines =
                 (most > 0).then(|| corpus.baselines(&validation.set, most, machine.for_baselines(config, &plan)));
             let baselines = baselines.transpose().map_err(work)?;
-            let beside = Beside { validation: &validation.set, overlap, baselines };
+            let expected = expected(config, outcome.steps, corpus, &validation.set);
+            let beside = Beside { validation: &validation.set, overlap, baselines, expected };
             let result = result(config, corpus, dir, &beside, &outcome, &usage);
             let sample = sample.as_ref().ok().filter(|sample| !sample.is_empty()).cloned();
             ended(corpus, dir, outcome.steps, &result, sample)?;

@@ -130,11 +130,6 @@ impl ValidationSet {
         self.iter().map(targets).sum()
     }
 
-    /// Whether there are conversations among them, of which only answers are scored.
-    pub fn has_conversations(&self) -> bool {
-        self.tokens.iter().any(|id| id & CONTEXT != 0)
-    }
-
     /// Bytes of their text; 0 for token files, whose text is not known.
     pub fn bytes(&self) -> u64 {
         self.bytes

@@ -1,24 +1,12 @@
 //! Runs whose training steps drop numbers.
 
 use std::fs;
-use std::path::Path;
 
 use capful_tests::binary::{TINY, directory, host};
+use capful_tests::runs::{losses, weights};
 use serde_json::Value;
 
 const RUN: &str = "--schedule constant --warmup 0 --log-every 1 --accumulate 2 --data tales";
-
-/// Training losses of a run, and its last validation loss.
-fn losses(dir: &Path, run: &str) -> (Vec<f64>, f64) {
-    let text = fs::read_to_string(dir.join(run).join("metrics.jsonl")).unwrap();
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of = |key: &str| lines.iter().filter_map(|line| line[key].as_f64()).collect::<Vec<_>>();
-    (of("loss"), *of("val_loss").last().unwrap())
-}
-
-fn weights(dir: &Path, run: &str, step: u32) -> Vec<u8> {
-    fs::read(dir.join(format!("{run}/checkpoint-{step:08}/model.safetensors"))).unwrap()
-}
 
 #[test]
 fn training_drops_and_evaluations_do_not() {

@@ -1,7 +1,6 @@
 //! Training whose attention stays inside documents.
 
 use std::fs;
-use std::path::Path;
 
 use capful_core::model::Recompute;
 use capful_tests::binary::{TINY, directory, host};
@@ -9,6 +8,7 @@ use capful_tests::model::{Model, PATTERNS, assert_gradients, devices, tokens};
 use capful_tests::oracle::tensor::{Tensor, Tensors};
 use capful_tests::oracle::transformer::{BEFORE, Config, loss_and_gradients};
 use capful_tests::oracle::{Batch, IGNORE};
+use capful_tests::runs::{losses, weights};
 use serde_json::Value;
 
 const LENGTH: usize = 37;
@@ -92,18 +92,6 @@ fn every_pattern_inside_documents_is_the_oracles() {
 }
 
 const RUN: &str = "--schedule constant --warmup 0 --log-every 1 --accumulate 2 --data tales";
-
-/// Training losses of a run, and its last validation loss.
-fn losses(dir: &Path, run: &str) -> (Vec<f64>, f64) {
-    let text = fs::read_to_string(dir.join(run).join("metrics.jsonl")).unwrap();
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of = |key: &str| lines.iter().filter_map(|line| line[key].as_f64()).collect::<Vec<_>>();
-    (of("loss"), *of("val_loss").last().unwrap())
-}
-
-fn weights(dir: &Path, run: &str, step: u32) -> Vec<u8> {
-    fs::read(dir.join(format!("{run}/checkpoint-{step:08}/model.safetensors"))).unwrap()
-}
 
 #[test]
 fn training_looks_at_documents_and_evaluations_do_not() {

@@ -103,7 +103,7 @@ mod tests {
             let set = ValidationSet::first(feed, 1000).unwrap();
             let plain = [vec![2], ids("plain", true), vec![3]].concat();
             assert_eq!(set.tokens(), [chat("hi", "ho"), plain, chat("p", "q")].concat());
-            assert_eq!((set.targets(), set.bytes(), set.has_conversations()), (3 + 6 + 2, 7 + 5 + 6, true));
+            assert_eq!((set.targets(), set.bytes()), (3 + 6 + 2, 7 + 5 + 6));
         }
         // A stream would learn prompts.
         let mut stream = TokenStream::new(files(&file)).unwrap();
