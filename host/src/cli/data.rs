@@ -60,6 +60,9 @@ pub struct Data {
 
 impl Data {
     pub(super) fn run(self) -> Result<(), Failure> {
+        if self.out.is_file() {
+            return Err(request(format!("--out {}: it is a file; name a directory", self.out.display())));
+        }
         let named = self.named()?;
         let template = match (&self.chat_template, named.as_deref()) {
             (Some(path), tokenizer) => ChatTemplate::of_file(path, tokenizer).map_err(request)?,

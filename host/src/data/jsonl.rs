@@ -73,7 +73,7 @@ impl DocumentReader {
         let Some(messages) = messages::of_json(json)? else { return Ok(false) };
         let rendered = self.template.answers(&messages).map_err(|e| e.to_string())?;
         if !rendered.parts.iter().any(|part| part.answer) {
-            return Err("its answers are empty".to_owned());
+            return Err(format!("the chat template {} writes nothing of its answers", self.template.name()));
         }
         flaws.rewritten += rendered.rewritten;
         (document.text, document.parts) = (rendered.text, rendered.parts);

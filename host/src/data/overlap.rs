@@ -136,7 +136,8 @@ pub fn look_for(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Op
     Ok(Some(Overlap { share: found as f64 / all.max(1) as f64, whole }))
 }
 
-/// The share of each document of `set` that the training side has; a short one has none.
+/// The share of each document of `set` that the training side has; a short one has none, and neither has one behind the
+/// first 2^20 tokens of the set, which are all that is looked for.
 ///
 /// # Errors
 /// As [`look_for`].

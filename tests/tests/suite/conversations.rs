@@ -140,6 +140,7 @@ fn conversations_that_cannot_be_used_are_refused_in_one_line() {
     let dir = dir.path();
     write_chats(dir, 60);
     fs::write(dir.join("broken.jinja"), "{% for m in messages %}").unwrap();
+    fs::write(dir.join("plain.txt"), "no template at all\n").unwrap();
     fs::write(dir.join("strict.jinja"), "{{ raise_exception('only tools') }}").unwrap();
     fs::write(dir.join("silent.jsonl"), "{\"messages\": [{\"role\": \"user\", \"content\": \"hm\"}]}\n").unwrap();
     let stages = "steps = 4\n[[stage]]\nfrom = 0\nbatch_size = 4\nseq_len = 32\n[[stage]]\nfrom = 2\nbatch_size = 2\nseq_len = 64\n";
@@ -151,6 +152,8 @@ fn conversations_that_cannot_be_used_are_refused_in_one_line() {
         (line("--chat-template broken.jinja --out x"), "the chat template broken.jinja cannot be used: "),
         (line("--chat-template strict.jinja --out x"), "refuses it: only tools"),
         (line("--out x").replace("chats.jsonl", "silent.jsonl"), "no message of the role \"assistant\""),
+        (line("--chat-template plain.txt --out x"), "the chat template plain.txt writes nothing of its answers"),
+        ("data --in chats.jsonl --out chats.jsonl".to_owned(), "--out chats.jsonl: it is a file; name a directory"),
         (line("--order consecutive --out x"), "holds conversations, which are read whole"),
         (line("--cache none --out x"), "holds conversations, which are read whole"),
         (line("--overflow keep --out x"), "keep"),

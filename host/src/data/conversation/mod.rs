@@ -157,7 +157,7 @@ mod tests {
         let nothing =
             ChatTemplate::new("bare", "{% for m in messages %}{{ m.content }}{% endfor %}", ["", ""]).unwrap();
         let error = read(&SourceOptions { template: nothing, ..SourceOptions::default() }).unwrap_err().to_string();
-        assert!(error.contains("(its answers are empty)"), "{error}");
+        assert!(error.contains("(the chat template bare writes nothing of its answers)"), "{error}");
     }
 
     #[test]

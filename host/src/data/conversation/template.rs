@@ -232,6 +232,11 @@ impl ChatTemplate {
         Self::new(path, &source, [marks[0].as_str(), marks[1].as_str()])
     }
 
+    /// What it is called: its file, `default`, or `of the tokenizer`.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
     /// Its text.
     pub fn source(&self) -> &str {
         &self.0.source

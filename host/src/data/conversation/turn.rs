@@ -64,7 +64,10 @@ pub fn of_file(text: &str) -> Result<Vec<Question>, String> {
     }
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     let read = lines.map(|(number, line)| {
-        let value = serde_json::from_str::<Value>(line).map_err(|e| format!("line {number}: {e}"))?;
+        let value = serde_json::from_str::<Value>(line).map_err(|e| {
+            let reason = e.to_string().replace(" at line 1 column ", ", column ");
+            format!("line {number}: not a JSON value ({reason})")
+        })?;
         asked(&value).map_err(|e| format!("line {number}: {e}"))
     });
     read.collect()
@@ -122,7 +125,7 @@ mod tests {
             (&format!("[{answer}]"), "there is no message to answer"),
             ("[{\"role\": \"user\"}]", "message 1 has no \"content\""),
             ("{\"prompt\": \"a\"}\n{\"x\": 1}", "line 2: neither a list"),
-            ("{\"prompt\": \"a\"}\nnot json", "line 2: expected"),
+            ("{\"prompt\": \"a\"}\nnot json", "line 2: not a JSON value (expected ident, column 2)"),
         ] {
             let error = of_file(text).unwrap_err();
             assert!(error.starts_with(expected), "{text}: {error}");
