@@ -1,4 +1,4 @@
-//! Everything a command needs of the data that a configuration names: [`built`] has its tokenizer, [`held_out`] what is
+//! Everything a command needs of the data that a configuration names: [`built`] has its tokenizer, `held_out` what is
 //! scored.
 
 pub mod built;
