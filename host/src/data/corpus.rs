@@ -1,4 +1,12 @@
 //! Everything a command needs of the data that a configuration names.
+//!
+//! The first of several sources holds the others: what is asked of the run is asked of all of them in [`mixed`].
+
+mod built;
+mod mixed;
+
+pub use built::build_tokenizer;
+pub use mixed::Drawn;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,6 +25,7 @@ use super::ngram::Baselines;
 use super::overlap::{self, Overlap};
 use super::sequences::Sequences;
 use super::sequences::consecutive::Consecutive;
+use super::sequences::mixture::Shares;
 use super::sequences::packed::{Packed, Rows};
 use super::sequences::permuted::Permuted;
 use super::sequences::pool::{Pool, half};
@@ -30,18 +39,18 @@ use super::source::{Document, Documents, Source, SourceOptions};
 use super::split::{DEFAULT_FRACTION, Part, Split};
 use super::stream::{Feed, TokenStream};
 use super::tales::TaleDocuments;
-use super::tokenizer::{self, Built, DocumentError, Tokenizer, TokenizerError, template};
+use super::tokenizer::{self, Tokenizer, TokenizerError, template};
 use super::validation::ValidationSet;
 use super::whole::Whole;
 use crate::config::{Cache, Config, OWN, Order, Overflow};
-
-/// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
-const TALES_READ: usize = 10_000;
 
 /// The most of a document that is clean may stand in the training side.
 const CLEAN: f64 = 0.1;
 /// So often documents are chosen anew for those that are not.
 const MOST_LOOKS: u32 = 24;
+
+/// A source, how it is read and how it is divided.
+type Opened = (Source, SourceOptions, Split);
 
 /// Why data cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +104,11 @@ pub struct Corpus {
     shards: Option<Arc<Shards>>,
     /// The run's directory, where its tokens were encoded by this process.
     made: Option<PathBuf>,
+    /// Of a mixture, the sources behind this first one, and what is drawn of each.
+    beside: Vec<Corpus>,
+    shares: Option<Shares>,
+    /// Whether there is one separate source for validation, for all sources.
+    one_validation: bool,
     /// What reads it.
     pub tokenizer: Arc<dyn Tokenizer>,
 }
@@ -128,15 +142,22 @@ impl Corpus {
             file => Some(tokenizer::build(file, None, true, &mut std::iter::empty())?.tokenizer.into()),
         };
         let template = template(config, named.as_deref())?;
-        let (source, options, split) = Self::sources(config, None, false, template)?;
+        let opened = mixed::open_all(config, dir, Began::default(), false, &template)?;
+        mixed::require_different(config)?;
         let tokenizer = match named {
             Some(tokenizer) => tokenizer,
-            None => build(config, &source, &options, split)?.tokenizer.into(),
+            None => built::build(config, opened.iter().map(|one| &one.opened))?.tokenizer.into(),
         };
-        let mut corpus = Self::with(config, tokenizer, source, options, split)?;
-        corpus.validation_began = corpus.look_at_validation()?;
-        corpus.keep(config, dir, say)?;
-        Ok(corpus)
+        let fresh = !dir.join(OWN).exists();
+        let mut parts = mixed::with(opened, &tokenizer)?;
+        for (_, part) in &mut parts {
+            part.validation_began = part.look_at_validation()?;
+        }
+        mixed::keep(config, &mut parts, dir, say)?;
+        if config.data.is_mixture() && config.cache.is_none() && fresh {
+            parts[0].1.made = Some(dir.to_owned());
+        }
+        Ok(mixed::joined(config, parts))
     }
 
     /// Opens the sources of `config` with the tokenizer saved in `from`, a checkpoint of the run in `dir` that `began` with
@@ -154,28 +175,30 @@ impl Corpus {
         let reopened = || {
             let tokenizer = tokenizer::load(from)?;
             let template = ChatTemplate::of(tokenizer.as_ref());
-            let (source, options, split) = Self::sources(config, began.source, true, template)?;
-            let mut corpus = Self::with(config, tokenizer.into(), source, options, split)?;
-            corpus.validation_began = began.validation;
+            let opened = mixed::open_all(config, dir, began, true, &template)?;
+            let mut parts = mixed::with(opened, &tokenizer.into())?;
             match goes_on {
-                Some(say) => corpus.keep(config, dir, say)?,
-                None => corpus.find(config, dir)?,
+                Some(say) => mixed::keep(config, &mut parts, dir, say)?,
+                None => parts.iter_mut().try_for_each(|(config, part)| part.find(config, dir))?,
             }
-            Ok(corpus)
+            Ok(mixed::joined(config, parts))
         };
         reopened().map_err(|e| gone(config, e))
     }
 
-    /// Where the tokens of the run in `dir` are kept, where they are; the rest as for [`Corpus::reopen`].
+    /// Where the tokens of the run in `dir` are kept, as far as they are; the rest as for [`Corpus::reopen`].
     ///
     /// # Errors
     /// What is wrong with a source or the tokenizer.
-    pub fn cache_of(config: &Config, from: &Path, dir: &Path, began: Began) -> Result<Option<PathBuf>, CorpusError> {
+    pub fn caches_of(config: &Config, from: &Path, dir: &Path, began: Began) -> Result<Vec<PathBuf>, CorpusError> {
         let tokenizer = tokenizer::load(from)?;
         let template = ChatTemplate::of(tokenizer.as_ref());
-        let (source, options, split) = Self::sources(config, began.source, true, template)?;
-        let corpus = Self::with(config, tokenizer.into(), source, options, split)?;
-        Ok(corpus.cached(config, dir)?.map(|(_, at)| at))
+        let parts = mixed::with(mixed::open_all(config, dir, began, true, &template)?, &tokenizer.into())?;
+        let mut there = Vec::new();
+        for (config, part) in &parts {
+            there.extend(part.cached(config, dir)?.map(|(_, at)| at));
+        }
+        Ok(there)
     }
 
     /// About how many bytes of text the files of `config`'s source have; nothing where it is of no files, or of tokens.
@@ -183,13 +206,18 @@ impl Corpus {
     /// # Errors
     /// What is wrong with the source.
     pub fn text_bytes(config: &Config) -> Result<Option<u64>, CorpusError> {
-        let Source::Path(path) = parse(&config.data) else { return Ok(None) };
-        let options = SourceOptions::of(config);
-        if Manifest::read(&path)?.is_some() || shards::begun(&path) {
-            return Ok(None);
+        let (options, mut sum) = (SourceOptions::of(config), Some(0));
+        for name in config.data.names() {
+            let Source::Path(path) = parse(name) else { return Ok(None) };
+            let bytes = if Manifest::read(&path)?.is_some() || shards::begun(&path) {
+                None
+            } else {
+                let files = Files::open(&path, &options)?;
+                files.text_bytes().filter(|_| files.has_text())
+            };
+            sum = sum.zip(bytes).map(|(sum, bytes)| sum + bytes);
         }
-        let files = Files::open(&path, &options)?;
-        Ok(files.text_bytes().filter(|_| files.has_text()))
+        Ok(sum)
     }
 
     /// What the set of this corpus's tokens is made from, and where it lies.
@@ -250,7 +278,7 @@ impl Corpus {
 
     /// The run's tokenizer is saved with the template of its conversations, where it has some.
     fn keep_template(&mut self, config: &Config) -> Result<(), CorpusError> {
-        if !self.has_conversations() {
+        if !self.is_of_conversations() {
             return Ok(());
         }
         if config.span().is_some() {
@@ -264,8 +292,8 @@ impl Corpus {
         Ok(())
     }
 
-    /// Whether the run learns the answers of conversations.
-    pub fn has_conversations(&self) -> bool {
+    /// Whether the source is of conversations.
+    fn is_of_conversations(&self) -> bool {
         self.shards.as_ref().is_some_and(|shards| shards.manifest().template().is_some())
     }
 
@@ -334,14 +362,14 @@ impl Corpus {
         template: ChatTemplate,
     ) -> Result<(Source, SourceOptions, Split), CorpusError> {
         let mut options = SourceOptions { template, ..SourceOptions::of(config) };
-        let source = parse(&config.data);
+        let source = parse(config.data.first());
         if let Source::Path(path) = &source
             && Manifest::read(path)?.is_none()
             && !shards::begun(path)
         {
             // Files that were moved are the same where their text is.
-            let began = began
-                .and_then(|began| if began.name == config.data { Some(began) } else { began.moved(&config.data).ok() });
+            let name = config.data.first();
+            let began = began.and_then(|began| if began.name == name { Some(began) } else { began.moved(name).ok() });
             options.formerly = goes_on && began.is_none();
             let began = began.map_or_else(|| Files::open(path, &options)?.snapshot(), Ok)?;
             options.began = Some(Arc::new(began));
@@ -366,7 +394,7 @@ impl Corpus {
         if tokenizer.vocab_size() > config.vocab_size() {
             return Err(CorpusError::Vocabulary { tokens: tokenizer.vocab_size(), model: config.vocab_size() });
         }
-        let validation = config.validation.as_deref().map(parse);
+        let validation = config.validation.as_ref().map(|names| parse(names.first()));
         let (shuffle, encoders) = (config.shuffle, ahead::threads(config));
         Ok(Corpus {
             source,
@@ -386,18 +414,11 @@ impl Corpus {
             pool: config.pool,
             shards: None,
             made: None,
+            beside: Vec::new(),
+            shares: None,
+            one_validation: false,
             tokenizer,
         })
-    }
-
-    /// What was passed over or mended in the text read so far: lines that were not given before.
-    pub fn noticed(&self) -> Vec<String> {
-        self.options.noticed.news()
-    }
-
-    /// What was passed over or mended in the text read so far.
-    pub fn flaws(&self) -> Vec<String> {
-        self.options.noticed.all()
     }
 
     /// The documents of a part, and what encodes them.
@@ -447,6 +468,9 @@ impl Corpus {
     /// # Errors
     /// A source that cannot be read.
     pub fn training(&self) -> Result<Box<dyn Sequences>, SourceError> {
+        if let Some(shares) = &self.shares {
+            return Ok(Box::new(self.mixture(shares)?));
+        }
         if let Some(packed) = self.packed()? {
             return Ok(Box::new(packed));
         }
@@ -465,20 +489,19 @@ impl Corpus {
         })
     }
 
-    /// Rows of the run's conversations; nothing where it learns from text.
+    /// Rows of the source's conversations; nothing where it is text.
     fn packed(&self) -> Result<Option<Packed>, SourceError> {
-        let (Some(shards), true) = (&self.shards, self.has_conversations()) else { return Ok(None) };
-        let Some(rows) = self.rows else { return Err(SourceError::Stages { name: self.name() }) };
-        let of = (self.name(), self.fingerprint()?);
-        Packed::new(shards, &self.split, (&of.0, of.1), self.seed, rows, self.overflow).map(Some)
+        let Some(rows) = self.rows else {
+            return if self.is_of_conversations() { Err(SourceError::Stages { name: self.name() }) } else { Ok(None) };
+        };
+        self.packed_in(rows, self.seed)
     }
 
-    /// What came of the run's conversations, for people; nothing where it learns from text.
-    ///
-    /// # Errors
-    /// As [`Corpus::training`].
-    pub fn packing(&self) -> Result<Option<String>, SourceError> {
-        Ok(self.packed()?.zip(self.rows).map(|(packed, rows)| packed.packing().describe(rows.length)))
+    /// The same in rows of this shape and in an order of this seed.
+    fn packed_in(&self, rows: Rows, seed: u64) -> Result<Option<Packed>, SourceError> {
+        let (Some(shards), true) = (&self.shards, self.is_of_conversations()) else { return Ok(None) };
+        let of = (self.name(), self.fingerprint()?);
+        Packed::new(shards, &self.split, (&of.0, of.1), seed, rows, self.overflow).map(Some)
     }
 
     fn name(&self) -> String {
@@ -494,6 +517,12 @@ impl Corpus {
 
     /// In what order the run reads, for people.
     pub fn order(&self, config: &Config) -> String {
+        if config.data.is_mixture() {
+            let sources = config.data.names().len();
+            return format!(
+                "order: random, sequences of {sources} sources by their shares, each source a permutation of its own"
+            );
+        }
         let grain = self.stretches.iter().map(|s| s.length).max().unwrap_or(1);
         let sequences = if self.stretches.len() > 1 { "at most" } else { "of" };
         match (self.order, &self.shards) {
@@ -510,7 +539,7 @@ impl Corpus {
                  encodes beforehand, or --cache DIR keeps, is read in a random order of all",
                 half(self.pool, self.tokenizer.vocab_size(), grain) / grain
             ),
-            (Order::Consecutive, _) if config.data == "tales" => {
+            (Order::Consecutive, _) if config.data.only() == Some("tales") => {
                 "order: tale after tale, each drawn by itself".to_owned()
             }
             (Order::Consecutive, _) => "order: consecutive, as documents follow each other".to_owned(),
@@ -537,11 +566,8 @@ impl Corpus {
         TokenStream::with_threads(feed, self.encoders)
     }
 
-    /// Tokens of one reading of the training documents, counted by reading them.
-    ///
-    /// # Errors
-    /// A source that cannot be read, or that has no end.
-    pub fn training_tokens(&self) -> Result<u64, SourceError> {
+    /// Tokens of one reading of the source's training documents, counted by reading them.
+    fn own_tokens(&self) -> Result<u64, SourceError> {
         if self.source == Source::Tales {
             return Err(SourceError::Endless { name: "tales".to_owned() });
         }
@@ -557,27 +583,28 @@ impl Corpus {
         Ok(stream.epoch_length().unwrap_or(0))
     }
 
-    /// At most `max_tokens` tokens of documents to score.
-    ///
-    /// # Errors
-    /// A source that cannot be read, or holds nothing for validation.
-    pub fn validation(&self, max_tokens: u64) -> Result<Validation, SourceError> {
+    /// At most `max_tokens` tokens of the source's documents to score; `trained` are all sources of the run.
+    fn own_validation(&self, max_tokens: u64, trained: &[&Corpus]) -> Result<Validation, SourceError> {
         if !self.clean_validation || matches!(self.validation.as_ref().unwrap_or(&self.source), Source::Tales) {
             return self.validation_without(max_tokens, &BTreeSet::new());
         }
-        let Some(shards) = &self.shards else { return Err(SourceError::Streamed { name: self.name() }) };
-        let (mut dirty, mut tokens) = (BTreeSet::new(), self.tokens(shards)?);
+        let tokens = |of: &&Corpus| match &of.shards {
+            Some(shards) => of.tokens(shards),
+            None => Err(SourceError::Streamed { name: of.name() }),
+        };
+        let mut tokens = trained.iter().map(tokens).collect::<Result<Vec<_>, _>>()?;
+        let mut dirty = BTreeSet::new();
         for _ in 0..MOST_LOOKS {
             let mut chosen = match self.validation_without(max_tokens, &dirty) {
                 // None is left.
                 Err(SourceError::EmptyPart { .. } | SourceError::NoDocuments { .. }) if !dirty.is_empty() => break,
                 chosen => chosen?,
             };
-            let shares = overlap::of_each(&chosen.set, &mut tokens)?;
-            let found =
-                chosen.numbers.iter().zip(shares).filter(|(_, share)| *share > CLEAN).map(|(number, _)| *number);
             let before = dirty.len();
-            dirty.extend(found);
+            for tokens in &mut tokens {
+                let shares = chosen.numbers.iter().zip(overlap::of_each(&chosen.set, tokens)?);
+                dirty.extend(shares.filter(|(_, share)| *share > CLEAN).map(|(number, _)| *number));
+            }
             if dirty.len() == before {
                 chosen.passed_over = before;
                 return Ok(chosen);
@@ -618,7 +645,8 @@ impl Corpus {
     /// # Errors
     /// Training tokens that cannot be read.
     pub fn overlap(&self, set: &ValidationSet) -> Result<Option<Overlap>, SourceError> {
-        let Some(shards) = &self.shards else { return Ok(None) };
+        // Of several, one has it and another has not.
+        let Some(shards) = self.shards.as_ref().filter(|_| self.shares.is_none()) else { return Ok(None) };
         overlap::look_for(set, &mut self.tokens(shards)?)
     }
 
@@ -675,7 +703,9 @@ fn rows(config: &Config) -> Option<Rows> {
 /// Says of data of a run that is no longer there what to do, and leaves other errors as they are.
 fn gone(config: &Config, error: CorpusError) -> CorpusError {
     match error {
-        CorpusError::Source(SourceError::Missing { path }) if path.starts_with(&config.data) => {
+        CorpusError::Source(SourceError::Missing { path })
+            if config.data.names().any(|name| path.starts_with(name)) =>
+        {
             SourceError::Gone { path }.into()
         }
         other => other,
@@ -698,67 +728,18 @@ fn baseline_tokens(most: u32, bytes: u64) -> usize {
 
 /// What of the files of `config` is read and what is not, a line for each directory; of a run that goes on, beside what it
 /// `began` with. What is wrong with them is said when they are opened.
-pub fn reading(config: &Config, began: Option<&Snapshot>) -> Vec<String> {
+pub fn reading(config: &Config, began: Option<&Began>) -> Vec<String> {
     let options = SourceOptions::of(config);
-    let sources = [(Some(&config.data), began), (config.validation.as_ref(), None)];
-    let lines = sources.into_iter().filter_map(|(name, began)| {
-        let Source::Path(path) = parse(name?) else { return None };
+    let sources =
+        config.data.names().enumerate().map(|(number, name)| (name, began.and_then(|began| began.of(number))));
+    let sources = sources.map(|(name, began)| (name, began.and_then(|began| began.source.as_ref())));
+    let validation = config.validation.iter().flat_map(|names| names.iter()).map(|name| (name, None));
+    let lines = sources.chain(validation).filter_map(|(name, began)| {
+        let Source::Path(path) = parse(name) else { return None };
         if shards::begun(&path) || path.join(shards::MANIFEST).exists() {
             return None;
         }
         describe(&path, &options, began).ok().flatten()
     });
     lines.collect()
-}
-
-/// Builds the tokenizer of `config` from its training documents.
-///
-/// # Errors
-/// What is wrong with the source or with the tokenizer.
-pub fn build_tokenizer(config: &Config) -> Result<Built, CorpusError> {
-    let (source, options, split) = Corpus::sources(config, None, false, template(config, None)?)?;
-    build(config, &source, &options, split)
-}
-
-fn build(config: &Config, source: &Source, options: &SourceOptions, split: Split) -> Result<Built, CorpusError> {
-    let mut documents = open(source, options, config.seed, Part::Training)?;
-    let kinds = matches!(config.tokenizer.as_str(), "word" | "bpe");
-    if kinds && !documents.has_text() {
-        let name = documents.name().to_owned();
-        return Err(SourceError::NoText { name, tokenizer: config.tokenizer.clone() }.into());
-    }
-    let endless = *source == Source::Tales;
-    let part = if endless { Part::All } else { Part::Training };
-    let mut left = if endless { TALES_READ } else { usize::MAX };
-    let mut texts = std::iter::from_fn(|| {
-        let mut document = Document::default();
-        while left > 0 {
-            match documents.next(&mut document) {
-                Ok(true) if split.holds(part, &document) => {
-                    left -= 1;
-                    let text = std::mem::take(&mut document.text);
-                    let conversation = !document.parts.is_empty();
-                    return Some(Ok(if conversation { options.template.unmarked(&text) } else { text }));
-                }
-                Ok(true) => {}
-                Ok(false) => return None,
-                Err(e) => return Some(Err(DocumentError::from(e))),
-            }
-        }
-        None
-    });
-    let known = matches!(config.tokenizer.as_str(), "word" | "byte" | "bpe");
-    let cap = known.then(|| config.vocab_size());
-    let built = tokenizer::build(&config.tokenizer, cap, true, &mut texts);
-    if let (Err(TokenizerError::NoWords(_)), Source::Path(path)) = (&built, source) {
-        // Better said by the data's name.
-        let name = path.display().to_string();
-        let blank = !open(source, options, config.seed, Part::All)?.next(&mut Document::default())?;
-        return Err(if blank {
-            SourceError::NoDocuments { name }.into()
-        } else {
-            SourceError::EmptyPart { name, part: "training" }.into()
-        });
-    }
-    Ok(built?)
 }
