@@ -33,7 +33,7 @@ pub(super) fn of_run(
         base: history.base().cloned(),
         recipe: recipe(config, step, &history)?,
         from: history.from,
-        data: state.map(|_| name(&config.data)),
+        data: state.map(|_| config.data.names().map(name).collect::<Vec<_>>().join(", ")),
         tokenizer: name(&config.tokenizer),
         tokenizer_size: tokenizer.vocab_size(),
         step,

@@ -111,6 +111,7 @@ impl Data {
     fn say(&self, event: Event) {
         let out = self.out.display();
         match event {
+            Event::Of(source) => tell!("{source}:"),
             Event::Waiting => tell!("waiting for another process that encodes into {out}"),
             Event::Begun { about: Some(bytes), found: 0 } => {
                 tell!("encoding into {out}, about {}", human_bytes(bytes))

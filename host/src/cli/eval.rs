@@ -7,7 +7,7 @@ use super::output::{say, tell};
 use super::reading::OtherReading;
 use super::trained::TrainedFlags;
 use super::{Failure, request, work};
-use crate::config::{Config, IMPORTED, absolute_source};
+use crate::config::{Config, IMPORTED, Names, absolute_source};
 use crate::data::choice::{self, Validation};
 use crate::data::corpus::Corpus;
 use crate::data::coverage::{self, Words};
@@ -77,7 +77,7 @@ impl Eval {
         let trained = from.join(checkpoint::STATE).exists();
         if let Some(named) = self.data.as_deref().map(absolute_source) {
             // The run's own data, wherever it lies, is not another source: most of it was trained on.
-            let own = trained && moved::is_own(&mut config, &mut began.source, &named);
+            let own = trained && moved::is_own(&mut config, &mut began, &named);
             if own && self.reading != OtherReading::default() {
                 return Err(request(format!(
                     "{named} is the run's own data, which is read as the run reads it; leave --text-field, --invalid-utf8 \
@@ -85,15 +85,21 @@ impl Eval {
                 )));
             }
             if own && config.validation.is_none() {
-                tell!("{named} is the run's own data; only what the run held out of it is scored");
+                match config.data.is_mixture() {
+                    true => {
+                        tell!("{named} is of the run's own data; what the run held out of all its sources is scored")
+                    }
+                    false => tell!("{named} is the run's own data; only what the run held out of it is scored"),
+                }
                 other = None;
             } else {
                 if own {
                     tell!("{named} is the run's own data: it has learnt from all that is scored");
                 }
-                config.validation = Some(named);
+                config.validation = Some(named.into());
             }
-        } else if let Some(gone) = config.validation.as_deref().filter(|source| moved::is_gone(source)) {
+        } else if let Some(gone) = config.validation.iter().flat_map(Names::iter).find(|source| moved::is_gone(source))
+        {
             return Err(request(format!(
                 "the run's validation data {gone} is not there; put it back, or name its new place with --data"
             )));
@@ -105,7 +111,7 @@ impl Eval {
             )));
         }
         if began.source.is_some() {
-            tell_of_data(&config, began.source.as_ref(), self.json);
+            tell_of_data(&config, Some(&began), self.json);
         }
         let mut corpus = Corpus::reopen(&config, &from, &run, began, None).map_err(request)?;
         corpus.read_validation(|options| self.reading.clone().over(options));
@@ -132,6 +138,9 @@ impl Eval {
                 "floor": floor,
                 "unknown": unknown,
             });
+            if !score.by_source.is_empty() {
+                line["val_by_source"] = json!(*score.by_source);
+            }
             if self.documents {
                 let object =
                     |(document, nats, tokens): &Line| json!({ "document": document, "nats": nats, "tokens": tokens });
@@ -142,6 +151,9 @@ impl Eval {
         }
         say!("loss {} nats a token, perplexity {:.2}, {} tokens", score.shown(), score.loss().exp(), score.tokens)?;
         say!("{about}")?;
+        for (name, loss) in config.data.names().zip(score.by_source.iter()) {
+            say!("  {loss:.4} on {name}")?;
+        }
         if let Some(line) = unknown.and_then(coverage::of_score) {
             say!("{line}")?;
         }

@@ -10,7 +10,7 @@ use crate::config::{Cache, Config, human_bytes};
 use crate::data::corpus::{self, Corpus, CorpusError};
 use crate::data::error::SourceError;
 use crate::data::shards::build::Event;
-use crate::data::snapshot::Snapshot;
+use crate::data::snapshot::Began;
 
 /// What somebody decided, so that the data does not.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +54,7 @@ pub(super) fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: boo
 }
 
 /// Tells people which files are read and which are not.
-pub(super) fn tell_of_data(config: &Config, began: Option<&Snapshot>, quiet: bool) {
+pub(super) fn tell_of_data(config: &Config, began: Option<&Began>, quiet: bool) {
     if !quiet {
         corpus::reading(config, began).iter().for_each(|line| tell!("{line}"));
     }
@@ -67,10 +67,11 @@ pub(super) fn tell_of_flaws(corpus: &Corpus) {
 
 /// Tells people that all text is encoded before the run begins.
 pub(super) fn encoding(config: &Config, dir: &Path, quiet: bool) -> impl FnMut(Event) + use<> {
-    let (data, cache) = (config.data.clone(), config.cache(dir).filter(|_| !quiet));
+    let (mut data, cache) = (config.data.to_string(), config.cache(dir).filter(|_| !quiet));
     move |event| {
         let Some(Cache::Own(dir) | Cache::Shared(dir)) = &cache else { return };
         match event {
+            Event::Of(source) => data = source,
             Event::Waiting => tell!("waiting for another process that encodes {data} into {}", dir.display()),
             Event::Begun { about, found } => {
                 let about = about.map_or(String::new(), |bytes| format!(", about {}", human_bytes(bytes)));
@@ -128,7 +129,7 @@ pub(super) const MOST_EPOCHS: u64 = 4;
 /// Ends a run whose length nobody decided after some epochs of a text whose tokens are at hand. Its warm-up, unless
 /// somebody decided it, is the same part of it. A curriculum is not cut: its last stages are what it is for.
 fn fit_length(config: &mut Config, corpus: &Corpus, decided: Decided) -> Result<(), Failure> {
-    if decided.length || corpus.shards().is_none() || !config.stage.is_empty() {
+    if decided.length || corpus.encoded().is_none() || !config.stage.is_empty() {
         return Ok(());
     }
     let tokens = MOST_EPOCHS * corpus.training_tokens().map_err(request)?;

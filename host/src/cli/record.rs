@@ -31,7 +31,7 @@ pub(super) fn ended(
     result: &serde_json::Value,
     sample: Option<String>,
 ) -> Result<(), Failure> {
-    let source = corpus.shards().map(|shards| (shards.manifest().documents, shards.manifest().tokens));
+    let source = corpus.encoded();
     let ended = Ended {
         step,
         at: sessions::now(),

@@ -9,7 +9,7 @@ use super::Failure;
 use super::output::{say, within};
 use super::usage::Usage;
 use crate::config::{Config, Span, human_bytes};
-use crate::data::corpus::Corpus;
+use crate::data::corpus::{Corpus, Drawn};
 use crate::data::ngram::Baselines;
 use crate::data::overlap::Overlap;
 use crate::data::validation::ValidationSet;
@@ -32,7 +32,9 @@ pub(super) fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Opt
     }
     let help = match corpus.shards() {
         Some(_) => "the token shards lie on a slow disk: name a faster one with --cache DIR",
-        None if config.data == "tales" => "the tales are made by one thread: a larger model or device would not wait",
+        None if config.data.only() == Some("tales") => {
+            "the tales are made by one thread: a larger model or device would not wait"
+        }
         None => "encode the text once: with --cache DIR, or with `host data` beforehand",
     };
     Some(format!("steps waited {:.1} s for text, {:.0} % of the run; {help}", outcome.waited, 100.0 * share))
@@ -77,7 +79,7 @@ pub(super) fn result(
 ) -> serde_json::Value {
     let Beside { validation, overlap, baselines, expected } = beside;
     let bits = outcome.score.bits_per_byte(corpus.tokenizer.as_ref());
-    json!({
+    let mut result = json!({
         "done": true,
         "run": dir.display().to_string(),
         "val_loss": outcome.score.loss(),
@@ -114,7 +116,20 @@ pub(super) fn result(
         "gpu_busy": usage.busy,
         "heap_allocations_per_save": outcome.save.allocations,
         "heap_bytes_per_save": outcome.save.bytes,
-    })
+    });
+    if !outcome.score.by_source.is_empty() {
+        result["val_by_source"] = json!(*outcome.score.by_source);
+    }
+    if let Some(sources) = corpus.drawn(outcome.tokens).ok().filter(|sources| !sources.is_empty()) {
+        result["sources"] = sources.iter().map(of_source).collect();
+    }
+    result
+}
+
+/// What a run took of a source, for programs.
+fn of_source(one: &Drawn) -> serde_json::Value {
+    let Drawn { name, share, tokens, drawn } = one;
+    json!({ "source": name, "share": share, "tokens": tokens, "drawn": drawn, "passes": one.passes() })
 }
 
 /// Says it to people.
@@ -130,6 +145,9 @@ pub(super) fn report(
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
     let bits = outcome.score.bits_per_byte(corpus.tokenizer.as_ref());
     say!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens)?;
+    for (name, loss) in config.data.names().zip(outcome.score.by_source.iter()) {
+        say!("  {loss:.4} on {name}")?;
+    }
     if let Some(bits) = bits {
         let expected = expected.map_or(String::new(), |expected| {
             format!("; such a run ends at about {expected:.2} on English technical prose, see docs/scaling.md")

@@ -49,7 +49,7 @@ impl Start {
         let device = self.device.clone().or_else(|| (!gpus().is_empty()).then(|| "cuda".to_owned()));
         let data = self.source.to_str().ok_or_else(|| request("the path of the text is not UTF-8; rename it"))?;
         let raw = RawConfig {
-            data: Some(data.to_owned()),
+            data: Some(data.into()),
             device,
             budget: self.budget,
             time: self.time.or(Some(Span(3600.0))),

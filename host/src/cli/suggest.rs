@@ -7,7 +7,7 @@ use serde_json::json;
 use super::calibrate::calibrate;
 use super::output::{in_columns, say, tell};
 use super::{Failure, RunFlags, request, work};
-use crate::config::{Config, Found, Order, Precision, RawConfig, Span, human_bytes};
+use crate::config::{Config, Found, Names, Order, Precision, RawConfig, Span, human_bytes};
 use crate::data::corpus::Corpus;
 use crate::data::shards::Manifest;
 use crate::device::AnyProfile;
@@ -124,8 +124,12 @@ pub(super) fn find(written: RawConfig) -> Result<Suggestion, Failure> {
 
 /// The same, by short runs of so long in all.
 fn find_by(written: RawConfig, calibrated: Option<Span>) -> Result<Suggestion, Failure> {
-    if written.data.as_deref().is_none_or(|data| data == "tales") {
+    let data = written.data.as_ref();
+    if data.is_none_or(|data| data.only() == Some("tales")) {
         return Err(request("name a text of your own with --data: what is suggested depends on how long it is"));
+    }
+    if data.is_some_and(|data| data.only().is_none()) {
+        return Err(request("what is suggested is for one source; several --data say nothing of how long the text is"));
     }
     if written.steps.is_some() || written.epochs.is_some() {
         return Err(request("how many steps is what is suggested; give the --time there is instead"));
@@ -220,7 +224,7 @@ fn before(found: &Found, time: f64) -> Result<f64, Failure> {
 
 /// The tokenizers that come into question, with what they make of the text.
 fn tokenizers(written: &RawConfig, found: &Found) -> Result<Vec<Tokens>, Failure> {
-    let data = written.data.as_deref().unwrap_or_default();
+    let data = written.data.as_ref().map_or("", Names::first);
     if let Some(there) = Manifest::read(Path::new(data)).map_err(request)? {
         let bytes = if there.bytes > 0 { there.bytes as f64 / there.tokens as f64 } else { 3.4 };
         return Ok(vec![Tokens { vocabulary: None, bytes, unique: there.tokens as f64 }]);

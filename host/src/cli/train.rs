@@ -4,6 +4,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use capful_core::train::Curriculum;
 use serde_json::json;
 
 use super::opened::{
@@ -18,7 +19,7 @@ use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
 use crate::config::{Config, ConfigError, Device, IMPORTED, RawConfig, Span, human_bytes};
-use crate::data::corpus::Corpus;
+use crate::data::corpus::{Corpus, Drawn};
 use crate::data::coverage;
 use crate::data::validation::ValidationSet;
 use crate::device::cuda::gpus;
@@ -29,7 +30,7 @@ use crate::plan::{Laid, Machine, Plan};
 use crate::regular;
 use crate::run::checkpoint::TrainerState;
 use crate::run::claim::Claim;
-use crate::run::course::{Course, counted, grouped};
+use crate::run::course::{Course, counted, grouped, short};
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::origin::Origin;
 use crate::run::outcome::TrainError;
@@ -201,7 +202,7 @@ impl Train {
         team.agree(require_ahead(&config, dir, step), &[])?;
         let corpus = team.led_by_first(|| {
             if began.source.is_some() {
-                tell_of_data(&config, began.source.as_ref(), self.json);
+                tell_of_data(&config, Some(&began), self.json);
             }
             let mut say = encoding(&config, dir, self.json);
             Corpus::reopen(&config, &from, dir, began, Some(&mut say)).map_err(encoded)
@@ -360,6 +361,7 @@ impl Job<'_> {
         let timed = team.agree(in_time(config, &session, &validation.set, at, begun).map_err(Failure::from), &[])?;
         let timed = team.steps(timed, warmup)?;
         let config = &timed;
+        let drawn = drawn(config, corpus)?;
         if !json {
             if regions {
                 tell!("{}", plan.ledger().trim_end());
@@ -371,6 +373,7 @@ impl Job<'_> {
             tell!("{}", on_device(config)?);
             tell_within(&name::spelled(&corpus.order(config)));
             corpus.packing().map_err(request)?.iter().for_each(|line| tell_within(&name::spelled(line)));
+            drawn.iter().for_each(|line| tell_within(&name::spelled(line)));
             tell_within(&validation.describe(overlap));
             session.laid.introduction.iter().for_each(|line| tell!("{line}"));
             tell_of_ranks(config);
@@ -396,7 +399,9 @@ impl Job<'_> {
             directory::discard(dir);
         }
         let trainer = trainer?;
-        let mut told = vec![name::spelled(&corpus.order(config)).into_owned(), validation.describe(overlap)];
+        let mut told = vec![name::spelled(&corpus.order(config)).into_owned()];
+        told.extend(drawn);
+        told.push(validation.describe(overlap));
         told.extend(coverage::of_run(corpus, &validation.set, config));
         let began = on_device(config).and_then(|device| team.led(|| began(&device, dir, trainer.step(), told)));
         if began.is_err() && fresh && team.leads() {
@@ -448,8 +453,11 @@ impl Job<'_> {
         // The baselines get the memory that the session gives back.
         drop(session);
         let said = lines.complete().and_then(|()| {
-            // Counts know no answers from prompts.
-            let most = if corpus.has_conversations() { 0 } else { config.baseline_tokens };
+            // Counts know no answers from prompts, and no shares of sources.
+            let most = match corpus.has_conversations() || corpus.shares().is_some() {
+                true => 0,
+                false => config.baseline_tokens,
+            };
             let baselines =
                 (most > 0).then(|| corpus.baselines(&validation.set, most, machine.for_baselines(config, &plan)));
             let baselines = baselines.transpose().map_err(work)?;
@@ -492,8 +500,25 @@ fn in_time(
 /// The run's length, of which a session begins after `first` steps.
 fn course(config: &Config, corpus: &Corpus, first: u64) -> Result<Course, Failure> {
     // Elsewhere tokens are counted by reading all text.
-    let epoch = corpus.shards().map(|_| corpus.training_tokens()).transpose().map_err(request)?;
+    let alone = corpus.shards().filter(|_| corpus.shares().is_none());
+    let epoch = alone.map(|_| corpus.training_tokens()).transpose().map_err(request)?;
     Ok(Course { steps: config.steps, first, stages: config.stages(), epoch })
+}
+
+/// What the run draws of each source of a mixture, for people, a line each.
+fn drawn(config: &Config, corpus: &Corpus) -> Result<Vec<String>, Failure> {
+    let stages = config.stages();
+    let tokens = Curriculum::new(&stages).map_err(request)?.tokens(config.steps);
+    let line = |one: &Drawn| {
+        let Drawn { name, share, tokens, drawn } = one;
+        let (share, passes) = (100.0 * share, one.passes());
+        format!(
+            "  {share:.2} % {name}: {} of the run's tokens, {passes:.2} passes over its {}",
+            short(*drawn),
+            short(*tokens)
+        )
+    };
+    Ok(corpus.drawn(tokens).map_err(request)?.iter().map(line).collect())
 }
 
 /// Says where a run lies and how long it is. `instead_of` so many steps of the preset's, it has as many as fit its text.

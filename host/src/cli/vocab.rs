@@ -109,7 +109,7 @@ impl Vocab {
             return Ok(Built { tokenizer, coverage: None });
         }
         let config = Config::resolve(RawConfig {
-            data: Some(self.data.clone()),
+            data: Some(self.data.clone().into()),
             text_field: Some(self.reading.text_field.clone()),
             invalid_utf8: Some(self.reading.invalid_utf8),
             skip_bad_lines: Some(self.reading.skip_bad_lines),

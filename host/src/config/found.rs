@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::error::error;
-use super::{Config, ConfigError, RawConfig, TokenizerChoice};
+use super::{Config, ConfigError, Names, RawConfig, Sources, TokenizerChoice};
 use crate::data::error::SourceError;
 use crate::data::files::Files;
 use crate::data::shards::{MANIFEST, Manifest};
@@ -29,13 +29,32 @@ pub struct FoundSource {
 impl FoundSource {
     /// What the disk says of the source of `config`. What is wrong with it is said when it is opened.
     pub fn of(config: &Config) -> FoundSource {
-        FoundSource::read(path(&config.data).as_deref(), &SourceOptions::of(config)).unwrap_or_default()
+        FoundSource::all(&paths(&config.data.as_names()), &SourceOptions::of(config)).unwrap_or_default()
+    }
+
+    /// Of all sources together: what is known of every one.
+    ///
+    /// # Errors
+    /// A disk that fails now and may not later: what is found decides the order of a run.
+    fn all(paths: &[PathBuf], options: &SourceOptions) -> Result<FoundSource, ConfigError> {
+        let mut each = paths.iter().map(|path| FoundSource::read(path, options));
+        let Some(first) = each.next() else { return Ok(FoundSource::default()) };
+        each.try_fold(first?, |sum, one| {
+            let one = one?;
+            Ok(FoundSource {
+                exists: sum.exists && one.exists,
+                documents: sum.documents.zip(one.documents).map(|(sum, one)| sum + one),
+                conversations: sum.conversations || one.conversations,
+                text_bytes: sum.text_bytes.zip(one.text_bytes).map(|(sum, one)| sum + one),
+                // One is read after the other.
+                page_bytes: sum.page_bytes.max(one.page_bytes),
+            })
+        })
     }
 
     /// # Errors
     /// A disk that fails now and may not later: what is found decides the order of a run.
-    fn read(path: Option<&Path>, options: &SourceOptions) -> Result<FoundSource, ConfigError> {
-        let Some(path) = path else { return Ok(FoundSource::default()) };
+    fn read(path: &Path, options: &SourceOptions) -> Result<FoundSource, ConfigError> {
         let shards = known(Manifest::read(path))?.flatten();
         let files = known(Files::open(path, options))?;
         Ok(FoundSource {
@@ -67,12 +86,13 @@ impl Found {
     /// # Errors
     /// A tokenizer that is not there or cannot be read; a disk that fails.
     pub fn of(raw: &RawConfig) -> Result<Found, ConfigError> {
-        let path = raw.data.as_deref().and_then(path);
+        let paths = raw.data.as_ref().map_or_else(Vec::new, paths);
         let named = raw.tokenizer.as_deref().map(TokenizerChoice::parse).transpose()?;
-        let file = match (named, &path) {
-            (Some(TokenizerChoice::File(path)), _) => Some(path),
-            (None, Some(path)) => beside(path)?,
-            _ => None,
+        let file = match named {
+            Some(TokenizerChoice::File(path)) => Some(path),
+            // That of others must be the same.
+            None => paths.iter().find_map(|path| beside(path).transpose()).transpose()?,
+            Some(_) => None,
         };
         let vocab_size = match &file {
             Some(path) if raw.asked_vocabulary().is_none() => {
@@ -80,7 +100,7 @@ impl Found {
             }
             _ => None,
         };
-        let source = match FoundSource::read(path.as_deref(), &options(raw)) {
+        let source = match FoundSource::all(&paths, &options(raw)) {
             // The order was said.
             Err(_) if raw.order.is_some() => FoundSource::default(),
             source => source?,
@@ -90,12 +110,14 @@ impl Found {
     }
 }
 
-/// The path of a source that lies in files.
-fn path(data: &str) -> Option<PathBuf> {
-    match data.parse() {
+/// The paths of sources that lie in files. What is wrong with weights is said by who decides them.
+fn paths(data: &Names) -> Vec<PathBuf> {
+    let sources = Sources::read(data).unwrap_or_else(|_| Sources::one("tales"));
+    let path = |name: &str| match name.parse() {
         Ok(Source::Path(path)) => Some(path),
         _ => None,
-    }
+    };
+    sources.names().filter_map(path).collect()
 }
 
 fn options(raw: &RawConfig) -> SourceOptions {

@@ -1,8 +1,8 @@
 //! What is said of a key of a run's configuration, and what one list of keys makes: the types of what is written and of
 //! what is decided, merging, writing back, flags, bounds, and the page's table.
 
-use clap::Arg;
 use clap::builder::ValueParser;
+use clap::{Arg, ArgAction};
 
 use super::Values;
 use super::error::{ConfigError, error};
@@ -48,6 +48,8 @@ pub struct RunKey {
     pub(super) values: Values,
     beside: &'static str,
     page: &'static str,
+    /// Whether the command line may give it several times.
+    several: bool,
 }
 
 /// What stands for the value of a switch.
@@ -70,6 +72,7 @@ pub(super) const fn flag(takes: &'static str) -> RunKey {
         values: Values::Any,
         beside: "",
         page: "",
+        several: false,
     }
 }
 
@@ -90,7 +93,7 @@ impl RunKey {
         [section, name, help]: [&'static str; 3],
         default: Option<fn() -> Option<String>>,
     ) -> RunKey {
-        RunKey { name, section, help: help.trim_ascii_start(), parser: V::parser, default, ..self }
+        RunKey { name, section, help: help.trim_ascii_start(), parser: V::parser, default, several: V::SEVERAL, ..self }
     }
 
     /// What its default is, where that is no constant.
@@ -195,6 +198,9 @@ impl RunKey {
         let mut arg = arg.help_heading(self.section).value_parser((self.parser)());
         if !beside.is_empty() {
             arg = arg.conflicts_with(beside);
+        }
+        if self.several {
+            arg = arg.action(ArgAction::Append);
         }
         if takes == SWITCH {
             arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
@@ -382,13 +388,14 @@ macro_rules! keys {
                 RUN_KEYS.iter().zip(said).filter_map(|(key, said)| said.then_some(key))
             }
 
-            /// The keys that it says, each with its value as people write it.
+            /// The keys that it says, each with its value as people write it; one of several values with each of them.
             pub(super) fn said(&self) -> impl Iterator<Item = (&'static RunKey, String)> {
                 let texts = [
-                    $( $( self.$key.as_ref().map(Value::text), )+ )+
-                    $( $( self.$also.as_ref().map(Value::text), )+ )+
+                    $( $( self.$key.as_ref().map(Value::texts), )+ )+
+                    $( $( self.$also.as_ref().map(Value::texts), )+ )+
                 ];
-                RUN_KEYS.iter().zip(texts).filter_map(|(key, text)| Some((key, text?)))
+                let each = |(key, texts): (_, Option<Vec<String>>)| texts.into_iter().flatten().map(move |text| (key, text));
+                RUN_KEYS.iter().zip(texts).flat_map(each)
             }
 
             /// What it says, and of the keys that it does not say, what `other` says; tables and `--set` are its own.
@@ -405,8 +412,8 @@ macro_rules! keys {
 
             /// Takes what the command line says.
             fn take(&mut self, matches: &ArgMatches) {
-                $( $( self.$key = said(matches, stringify!($key)); )+ )+
-                $( $( self.$also = said(matches, stringify!($also)); )+ )+
+                $( $( self.$key = Value::said(matches, stringify!($key)); )+ )+
+                $( $( self.$also = Value::said(matches, stringify!($also)); )+ )+
                 let several = |name| matches.get_many(name).into_iter().flatten().cloned().collect();
                 (self.set, self.groups) = (several("set"), several("group"));
             }

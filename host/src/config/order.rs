@@ -17,7 +17,11 @@ const KEPT: u64 = 4 << 30;
 
 /// What `raw` says, or what is best for its source, which was `found` at its path.
 pub(super) fn resolve(raw: &RawConfig, found: &FoundSource) -> Result<Order, ConfigError> {
-    if raw.data.as_deref().is_none_or(|data| !is_path(data)) {
+    if raw.data.as_ref().is_some_and(|data| data.only().is_none()) {
+        // Another one is refused with what else a mixture has not.
+        return Ok(raw.order.unwrap_or(Order::Random));
+    }
+    if raw.data.as_ref().is_none_or(|data| !is_path(data.first())) {
         // Every tale is drawn by itself: no order of them is better than another.
         return match raw.order {
             Some(Order::Random) => error(

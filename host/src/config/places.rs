@@ -46,8 +46,9 @@ impl RawConfig {
                 *path = changed(path);
             }
         };
-        change(&mut self.data, &is_path);
-        change(&mut self.validation, &is_path);
+        for names in [&mut self.data, &mut self.validation].into_iter().flatten() {
+            names.change(&changed);
+        }
         change(&mut self.cache, &|cache| cache != NO_CACHE);
         change(&mut self.tokenizer, &|kind| matches!(TokenizerChoice::parse(kind), Ok(TokenizerChoice::File(_))));
         change(&mut self.init_from, &|_| true);
@@ -74,11 +75,14 @@ impl Config {
             }
         };
         seen(&mut self.tokenizer, &written.tokenizer);
-        for (ours, theirs) in [
-            (&mut self.validation, &written.validation),
-            (&mut self.cache, &written.cache),
-            (&mut self.init_from, &written.init_from),
-        ] {
+        if let (Some(ours), Some(theirs)) = (&mut self.validation, &written.validation)
+            && let (Some(our), Some(their)) = (ours.only(), theirs.only())
+            && is_path(our)
+            && seen_from_elsewhere(our, their)
+        {
+            ours.clone_from(theirs);
+        }
+        for (ours, theirs) in [(&mut self.cache, &written.cache), (&mut self.init_from, &written.init_from)] {
             if let Some(ours) = ours {
                 seen(ours, theirs);
             }
@@ -96,6 +100,7 @@ fn seen_from_elsewhere(ours: &str, theirs: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Names;
 
     const PLACES: &str = "data = 'texts/a.txt'\nvalidation = './b'\ncache = 'c/'\ntokenizer = 'd/tokenizer.json'";
 
@@ -117,11 +122,12 @@ mod tests {
         let here = std::env::current_dir().unwrap();
         let at = |path: &str| Some(here.join(path).display().to_string());
         let config = Config::resolve(raw(&format!("{PLACES}\nvocab_size = 300"))).unwrap();
-        assert_eq!(Some(config.data), at("texts/a.txt"));
-        assert_eq!((config.validation, config.cache), (at("b"), at("c/")));
+        assert_eq!(Some(config.data.to_string()), at("texts/a.txt"));
+        assert_eq!((config.validation.map(|names| names.to_string()), config.cache), (at("b"), at("c/")));
         assert_eq!(Some(config.tokenizer), at("d/tokenizer.json"));
         let words = Config::resolve(raw("validation = 'tales'\ncache = 'none'\ntokenizer = 'bpe'")).unwrap();
-        assert_eq!((words.data.as_str(), words.validation.as_deref()), ("tales", Some("tales")));
+        let validation = words.validation.as_ref().map(Names::first);
+        assert_eq!((words.data.first(), validation), ("tales", Some("tales")));
         assert_eq!((words.cache.as_deref(), words.tokenizer.as_str()), (Some("none"), "bpe"));
         // `..` stays: behind a link it is not the directory before it.
         assert_eq!(absolute("/a/../b"), "/a/../b");
@@ -130,8 +136,13 @@ mod tests {
     #[test]
     fn what_is_published_has_no_directories() {
         let shown = raw(&format!("{PLACES}\ninit_from = '/home/anna/run'")).rooted().without_directories();
-        let places = [&shown.data, &shown.validation, &shown.cache, &shown.tokenizer, &shown.init_from];
-        assert_eq!(places.map(|place| place.as_deref().unwrap()), ["a.txt", "b", "c", "tokenizer.json", "run"]);
+        assert_eq!([&shown.data, &shown.validation].map(|names| names.as_ref().unwrap().first()), ["a.txt", "b"]);
+        let places = [&shown.cache, &shown.tokenizer, &shown.init_from];
+        assert_eq!(places.map(|place| place.as_deref().unwrap()), ["c", "tokenizer.json", "run"]);
+        let mixed = raw("data = ['x/a=2', 'x=y/b', 'tales=3']").rooted();
+        let there = mixed.data.as_ref().unwrap().iter().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(there, [absolute("x/a") + "=2", absolute("x=y/b"), "tales=3".to_owned()]);
+        assert_eq!(mixed.without_directories().data.unwrap().to_string(), "a=2, b, tales=3");
     }
 
     #[test]
@@ -153,10 +164,10 @@ mod tests {
         let mut words = begun.clone();
         words.follow(&raw("tokenizer = 'word'\nvalidation = 'tales'\ncache = 'none'"));
         assert_eq!(words, begun);
-        let mut run = Config { validation: Some("texts/b.txt".to_owned()), ..begun };
+        let mut run = Config { validation: Some("texts/b.txt".into()), ..begun };
         let written = raw("validation = '/x/texts/b.txt'");
         assert!(run.resumed(written.clone()).is_err());
         run.follow(&written);
-        assert_eq!(run.resumed(written).unwrap().validation.as_deref(), Some("/x/texts/b.txt"));
+        assert_eq!(run.resumed(written).unwrap().validation, Some("/x/texts/b.txt".into()));
     }
 }

@@ -33,12 +33,12 @@ fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, ModelConfig), Conf
     let steps = if timed { own.steps } else { raw.steps };
     let schedule = raw.schedule.or(Some(LrSchedule::Wsd).filter(|_| timed));
     let raw = RawConfig { warmup: None, ..own }.overlaid(RawConfig { steps, schedule, ..raw });
-    let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
+    let data = raw.data.clone().unwrap_or_else(|| "tales".into());
     let usual = raw.tokenizer.clone().unwrap_or_else(|| "word".to_owned());
     let tokenizer = match found.tokenizer.clone() {
         Some(file) => file,
         // Words under a cap are for the tales, whose words are few and without capitals.
-        None if !asked_tokenizer && data != "tales" && usual == "word" => "bpe".to_owned(),
+        None if !asked_tokenizer && data.only() != Some("tales") && usual == "word" => "bpe".to_owned(),
         None => usual,
     };
     let bytes = (tokenizer == "byte").then_some(crate::data::tokenizer::BYTES);
@@ -159,6 +159,7 @@ impl Config {
         self.family().validate()?;
         self.validate_stages()?;
         self.validate_time()?;
+        self.validate_sources()?;
         self.validate_schedule()?;
         self.validate_evaluations()?;
         self.family().validate_micro_batch(&self.micro_batch())?;

@@ -96,10 +96,15 @@ impl Config {
     fn same_places(&self, written: &mut RawConfig) {
         let same = |a: &str, b: &str| matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b);
         written.tokenizer = written.tokenizer.take().map(|named| TokenizerChoice::written(&named));
+        for (ours, theirs) in
+            [(Some(&self.data.as_names()), &mut written.data), (self.validation.as_ref(), &mut written.validation)]
+        {
+            if let (Some(ours), Some(theirs)) = (ours, theirs) {
+                theirs.called_as(ours, &same);
+            }
+        }
         for (ours, theirs) in [
-            (Some(&self.data), &mut written.data),
             (Some(&self.tokenizer), &mut written.tokenizer),
-            (self.validation.as_ref(), &mut written.validation),
             (self.cache.as_ref(), &mut written.cache),
             (self.init_from.as_ref(), &mut written.init_from),
         ] {

@@ -9,7 +9,8 @@ use super::optimizer::USUAL;
 use super::value::{Decided, Value};
 use super::{
     Attention, BatchSize, ByteSize, ConfigError, DecayShape, Gradients, Groups, InvalidUtf8, LrSchedule, ModelConfig,
-    NameOrSize, Order, Overflow, Precision, RawStage, Recompute, RecomputeChoice, RuleName, Span, StageConfig, Values,
+    NameOrSize, Names, Order, Overflow, Precision, RawStage, Recompute, RecomputeChoice, RuleName, Sources, Span,
+    StageConfig, Values,
 };
 use crate::plan::Link;
 
@@ -37,10 +38,15 @@ keys! {
         }
         "Data" {
             /// What to learn from: tales (built in), a file (.txt .jsonl .json .csv, each also .gz or .zst, .parquet) or a
-            /// directory of such
-            data: String, flag("SOURCE").shown("tales").page("Training source, see the [guide](guide.md#data)");
-            /// A separate source for validation; without it a share of the documents is held out
-            validation: String => Option<String>, flag("SOURCE");
+            /// directory of such; several times, each with =WEIGHT behind it, for a mixture
+            data: Names => Sources, flag("SOURCE").shown("tales")
+                .page("Training source, see the [guide](guide.md#data), or an array of several with weights, see \
+                       [mixtures](guide.md#mixtures)");
+            /// A separate source for validation; without it a share of the documents is held out. Of a mixture one for all, or
+            /// one for each --data in turn
+            validation: Names => Option<Names>, flag("SOURCE")
+                .page("A separate source for validation; without it a share of the documents is held out. Of a mixture one for \
+                       all, or an array of one for each source");
             /// Holds out only documents of which the training side has no passages
             clean_validation: bool = false, switch().quiet()
                 .page("Only documents are held out of which the training side has no passages: no more than a tenth of their tokens \
@@ -247,11 +253,6 @@ keys! {
                 .page("The precision on cuda where none is given; in files only");
         }
     }
-}
-
-/// What the command line says of a key; nothing of one that is no flag.
-fn said<T: Clone + Send + Sync + 'static>(matches: &ArgMatches, key: &str) -> Option<T> {
-    matches.try_get_one(key).ok().flatten().cloned()
 }
 
 impl Args for RawConfig {

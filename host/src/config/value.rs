@@ -1,19 +1,30 @@
 //! What keys hold: as it is written, and decided.
 
 use clap::builder::{EnumValueParser, ValueParser};
-use clap::value_parser;
+use clap::{ArgMatches, value_parser};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::count::{count, in_file};
 use super::{
-    Attention, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LrSchedule, NameOrSize, Order, Overflow,
-    Precision, Recompute, RecomputeChoice, RuleName, Span,
+    Attention, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LrSchedule, NameOrSize, Names, Order, Overflow,
+    Precision, Recompute, RecomputeChoice, RuleName, Sources, Span,
 };
 
 /// A value as it is written, on the command line or in a file.
 pub(super) trait Value: Sized + Serialize + for<'de> Deserialize<'de> {
+    /// Whether the command line may give it several times.
+    const SEVERAL: bool = false;
+
     /// Reads it on the command line.
     fn parser() -> ValueParser;
+
+    /// What the command line says of a key; nothing of one that is no flag.
+    fn said(matches: &ArgMatches, key: &str) -> Option<Self>
+    where
+        Self: Clone + Send + Sync + 'static,
+    {
+        matches.try_get_one(key).ok().flatten().cloned()
+    }
 
     /// Reads it in a file that has it.
     ///
@@ -29,6 +40,11 @@ pub(super) trait Value: Sized + Serialize + for<'de> Deserialize<'de> {
             Ok(toml::Value::String(text)) => text,
             value => value.map(|value| value.to_string()).unwrap_or_default(),
         }
+    }
+
+    /// The same, each time that the command line would give it.
+    fn texts(&self) -> Vec<String> {
+        vec![self.text()]
     }
 }
 
@@ -115,6 +131,17 @@ values! {
     bool; value_parser!(bool); {}
     String; ValueParser::string(); {}
     RuleName; value_parser!(RuleName).into(); {}
+    Names; ValueParser::string(); {
+        const SEVERAL: bool = true;
+
+        fn said(matches: &ArgMatches, key: &str) -> Option<Self> {
+            Names::of(matches.try_get_many(key).ok().flatten().into_iter().flatten().cloned().collect())
+        }
+
+        fn texts(&self) -> Vec<String> {
+            self.iter().map(str::to_owned).collect()
+        }
+    }
     NameOrSize => String, |NameOrSize(text)| Ok(text), |text: &String| NameOrSize(text.clone());
         value_parser!(NameOrSize).into(); {}
     ByteSize => u64, |ByteSize(bytes)| Ok(bytes), |bytes: &u64| ByteSize(*bytes);
@@ -130,6 +157,16 @@ values! {
         value_parser!(BatchSize).into(); {}
     RecomputeChoice => Recompute, set, |set: &Recompute| RecomputeChoice::Set(*set);
         value_parser!(RecomputeChoice).into(); {}
+}
+
+impl Decided<Names> for Sources {
+    fn of(written: Names) -> Result<Sources, String> {
+        Sources::read(&written)
+    }
+
+    fn written(&self) -> Option<Names> {
+        Some(self.as_names())
+    }
 }
 
 fn sequences(written: BatchSize) -> Result<u32, String> {

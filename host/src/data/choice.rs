@@ -35,6 +35,15 @@ pub struct Validation {
 }
 
 impl Validation {
+    /// Those of several sources of these shares, one after the other; documents keep the numbers of their own source.
+    pub fn joined(each: Vec<Validation>, shares: &[f64]) -> Validation {
+        let among = each.iter().map(|one| one.among).sum();
+        let (whole, passed_over) = (each.iter().all(|one| one.whole), each.iter().map(|one| one.passed_over).sum());
+        let numbers = each.iter().flat_map(|one| &one.numbers).copied().collect();
+        let set = ValidationSet::joined(each.into_iter().map(|one| one.set).zip(shares.iter().copied()));
+        Validation { set, numbers, among, whole, passed_over }
+    }
+
     /// What is scored, for people, and which part of it the training side has too, where that is known.
     pub fn describe(&self, overlap: Option<Overlap>) -> String {
         let (documents, tokens) = (self.set.documents(), self.set.targets());

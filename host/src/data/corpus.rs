@@ -1,8 +1,13 @@
 //! Everything a command needs of the data that a configuration names: [`built`] has its tokenizer, `held_out` what is
 //! scored.
+//!
+//! The first of several sources holds the others: what is asked of the run is asked of all of them in `mixed`.
 
 pub mod built;
 mod held_out;
+mod mixed;
+
+pub use mixed::Drawn;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +16,14 @@ use std::sync::{Arc, OnceLock};
 use capful_core::data::Stretch;
 use capful_core::train::Stage;
 
-use self::built::{build, template};
+use self::built::template;
 use super::ahead;
 use super::conversation::{ChatTemplate, TemplateError};
 use super::error::SourceError;
 use super::files::{Files, describe};
 use super::sequences::Sequences;
 use super::sequences::consecutive::Consecutive;
+use super::sequences::mixture::Shares;
 use super::sequences::packed::{Packed, Rows, Table};
 use super::sequences::permuted::Permuted;
 use super::sequences::pool::{Pool, half};
@@ -34,6 +40,9 @@ use super::tales::TaleDocuments;
 use super::tokenizer::{self, Tokenizer, TokenizerError, template as templates};
 use super::validation::ValidationSet;
 use crate::config::{Cache, Config, OWN, Order, Overflow};
+
+/// A source, how it is read and how it is divided.
+type Opened = (Source, SourceOptions, Split);
 
 /// Why data cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +98,11 @@ pub struct Corpus {
     shards: Option<Arc<Shards>>,
     /// The run's directory, where its tokens were encoded by this process.
     made: Option<PathBuf>,
+    /// Of a mixture, the sources behind this first one, and what is drawn of each.
+    beside: Vec<Corpus>,
+    shares: Option<Shares>,
+    /// Whether there is one separate source for validation, for all sources.
+    one_validation: bool,
     /// What reads it.
     pub tokenizer: Arc<dyn Tokenizer>,
 }
@@ -122,15 +136,22 @@ impl Corpus {
             file => Some(tokenizer::build(file, None, true, &mut std::iter::empty())?.tokenizer.into()),
         };
         let template = template(config, named.as_deref())?;
-        let (source, options, split) = Self::sources(config, None, false, template)?;
+        let opened = mixed::open_all(config, dir, Began::default(), false, &template)?;
+        mixed::require_different(config)?;
         let tokenizer = match named {
             Some(tokenizer) => tokenizer,
-            None => build(config, &source, &options, split)?.tokenizer.into(),
+            None => built::build(config, opened.iter().map(|one| &one.opened))?.tokenizer.into(),
         };
-        let mut corpus = Self::with(config, tokenizer, source, options, split)?;
-        corpus.validation_began = corpus.look_at_validation()?;
-        corpus.keep(config, dir, say)?;
-        Ok(corpus)
+        let fresh = !dir.join(OWN).exists();
+        let mut parts = mixed::with(opened, &tokenizer)?;
+        for (_, part) in &mut parts {
+            part.validation_began = part.look_at_validation()?;
+        }
+        mixed::keep(config, &mut parts, dir, say)?;
+        if config.data.is_mixture() && config.cache.is_none() && fresh {
+            parts[0].1.made = Some(dir.to_owned());
+        }
+        Ok(mixed::joined(config, parts))
     }
 
     /// Opens the sources of `config` with the tokenizer saved in `from`, a checkpoint of the run in `dir` that `began` with
@@ -148,28 +169,30 @@ impl Corpus {
         let reopened = || {
             let tokenizer = tokenizer::load(from)?;
             let template = ChatTemplate::of(tokenizer.as_ref());
-            let (source, options, split) = Self::sources(config, began.source, true, template)?;
-            let mut corpus = Self::with(config, tokenizer.into(), source, options, split)?;
-            corpus.validation_began = began.validation;
+            let opened = mixed::open_all(config, dir, began, true, &template)?;
+            let mut parts = mixed::with(opened, &tokenizer.into())?;
             match goes_on {
-                Some(say) => corpus.keep(config, dir, say)?,
-                None => corpus.find(config, dir)?,
+                Some(say) => mixed::keep(config, &mut parts, dir, say)?,
+                None => parts.iter_mut().try_for_each(|(config, part)| part.find(config, dir))?,
             }
-            Ok(corpus)
+            Ok(mixed::joined(config, parts))
         };
         reopened().map_err(|e| gone(config, e))
     }
 
-    /// Where the tokens of the run in `dir` are kept, where they are; the rest as for [`Corpus::reopen`].
+    /// Where the tokens of the run in `dir` are kept, as far as they are; the rest as for [`Corpus::reopen`].
     ///
     /// # Errors
     /// What is wrong with a source or the tokenizer.
-    pub fn cache_of(config: &Config, from: &Path, dir: &Path, began: Began) -> Result<Option<PathBuf>, CorpusError> {
+    pub fn caches_of(config: &Config, from: &Path, dir: &Path, began: Began) -> Result<Vec<PathBuf>, CorpusError> {
         let tokenizer = tokenizer::load(from)?;
         let template = ChatTemplate::of(tokenizer.as_ref());
-        let (source, options, split) = Self::sources(config, began.source, true, template)?;
-        let corpus = Self::with(config, tokenizer.into(), source, options, split)?;
-        Ok(corpus.cached(config, dir)?.map(|(_, at)| at))
+        let parts = mixed::with(mixed::open_all(config, dir, began, true, &template)?, &tokenizer.into())?;
+        let mut there = Vec::new();
+        for (config, part) in &parts {
+            there.extend(part.cached(config, dir)?.map(|(_, at)| at));
+        }
+        Ok(there)
     }
 
     /// About how many bytes of text the files of `config`'s source have; nothing where it is of no files, or of tokens.
@@ -177,13 +200,18 @@ impl Corpus {
     /// # Errors
     /// What is wrong with the source.
     pub fn text_bytes(config: &Config) -> Result<Option<u64>, CorpusError> {
-        let Source::Path(path) = parse(&config.data) else { return Ok(None) };
-        let options = SourceOptions::of(config);
-        if Manifest::read(&path)?.is_some() || shards::begun(&path) {
-            return Ok(None);
+        let (options, mut sum) = (SourceOptions::of(config), Some(0));
+        for name in config.data.names() {
+            let Source::Path(path) = parse(name) else { return Ok(None) };
+            let bytes = if Manifest::read(&path)?.is_some() || shards::begun(&path) {
+                None
+            } else {
+                let files = Files::open(&path, &options)?;
+                files.text_bytes().filter(|_| files.has_text())
+            };
+            sum = sum.zip(bytes).map(|(sum, bytes)| sum + bytes);
         }
-        let files = Files::open(&path, &options)?;
-        Ok(files.text_bytes().filter(|_| files.has_text()))
+        Ok(sum)
     }
 
     /// What the set of this corpus's tokens is made from, and where it lies.
@@ -244,7 +272,7 @@ impl Corpus {
 
     /// The run's tokenizer is saved with the template of its conversations, where it has some.
     fn keep_template(&mut self, config: &Config) -> Result<(), CorpusError> {
-        if !self.has_conversations() {
+        if !self.is_of_conversations() {
             return Ok(());
         }
         if config.span().is_some() {
@@ -258,8 +286,8 @@ impl Corpus {
         Ok(())
     }
 
-    /// Whether the run learns the answers of conversations.
-    pub fn has_conversations(&self) -> bool {
+    /// Whether the source is of conversations.
+    fn is_of_conversations(&self) -> bool {
         self.shards.as_ref().is_some_and(|shards| shards.manifest().template().is_some())
     }
 
@@ -328,14 +356,14 @@ impl Corpus {
         template: ChatTemplate,
     ) -> Result<(Source, SourceOptions, Split), CorpusError> {
         let mut options = SourceOptions { template, ..SourceOptions::of(config) };
-        let source = parse(&config.data);
+        let source = parse(config.data.first());
         if let Source::Path(path) = &source
             && Manifest::read(path)?.is_none()
             && !shards::begun(path)
         {
             // Files that were moved are the same where their text is.
-            let began = began
-                .and_then(|began| if began.name == config.data { Some(began) } else { began.moved(&config.data).ok() });
+            let name = config.data.first();
+            let began = began.and_then(|began| if began.name == name { Some(began) } else { began.moved(name).ok() });
             options.formerly = goes_on && began.is_none();
             let began = began.map_or_else(|| Files::open(path, &options)?.snapshot(), Ok)?;
             options.began = Some(Arc::new(began));
@@ -360,7 +388,7 @@ impl Corpus {
         if tokenizer.vocab_size() > config.vocab_size() {
             return Err(CorpusError::Vocabulary { tokens: tokenizer.vocab_size(), model: config.vocab_size() });
         }
-        let validation = config.validation.as_deref().map(parse);
+        let validation = config.validation.as_ref().map(|names| parse(names.first()));
         let (shuffle, encoders) = (config.shuffle, ahead::threads(config));
         Ok(Corpus {
             source,
@@ -381,18 +409,11 @@ impl Corpus {
             pool: config.pool,
             shards: None,
             made: None,
+            beside: Vec::new(),
+            shares: None,
+            one_validation: false,
             tokenizer,
         })
-    }
-
-    /// What was passed over or mended in the text read so far: lines that were not given before.
-    pub fn noticed(&self) -> Vec<String> {
-        self.options.noticed.news()
-    }
-
-    /// What was passed over or mended in the text read so far.
-    pub fn flaws(&self) -> Vec<String> {
-        self.options.noticed.all()
     }
 
     /// The documents of a part, and what encodes them.
@@ -442,6 +463,9 @@ impl Corpus {
     /// # Errors
     /// A source that cannot be read.
     pub fn training(&self) -> Result<Box<dyn Sequences>, SourceError> {
+        if let Some(shares) = &self.shares {
+            return Ok(Box::new(self.mixture(shares)?));
+        }
         if let Some(packed) = self.packed()? {
             return Ok(Box::new(packed));
         }
@@ -460,10 +484,17 @@ impl Corpus {
         })
     }
 
-    /// Rows of the run's conversations; nothing where it learns from text.
+    /// Rows of the source's conversations; nothing where it is text.
     fn packed(&self) -> Result<Option<Packed>, SourceError> {
-        let (Some(shards), true) = (&self.shards, self.has_conversations()) else { return Ok(None) };
-        let Some(rows) = self.rows else { return Err(SourceError::Stages { name: self.name() }) };
+        let Some(rows) = self.rows else {
+            return if self.is_of_conversations() { Err(SourceError::Stages { name: self.name() }) } else { Ok(None) };
+        };
+        self.packed_in(rows, self.seed)
+    }
+
+    /// The same in rows of this shape and in an order of this seed.
+    fn packed_in(&self, rows: Rows, seed: u64) -> Result<Option<Packed>, SourceError> {
+        let (Some(shards), true) = (&self.shards, self.is_of_conversations()) else { return Ok(None) };
         let mut tokens = self.tokens(shards)?;
         let table = match self.table.get() {
             Some(table) => table.clone(),
@@ -472,15 +503,7 @@ impl Corpus {
                 self.table.get_or_init(|| table).clone()
             }
         };
-        Ok(Some(Packed::new(tokens, table, self.fingerprint()?, self.seed, rows)))
-    }
-
-    /// What came of the run's conversations, for people; nothing where it learns from text.
-    ///
-    /// # Errors
-    /// As [`Corpus::training`].
-    pub fn packing(&self) -> Result<Option<String>, SourceError> {
-        Ok(self.packed()?.zip(self.rows).map(|(packed, rows)| packed.packing().describe(rows.length)))
+        Ok(Some(Packed::new(tokens, table, self.fingerprint()?, seed, rows)))
     }
 
     fn name(&self) -> String {
@@ -496,6 +519,12 @@ impl Corpus {
 
     /// In what order the run reads, for people.
     pub fn order(&self, config: &Config) -> String {
+        if config.data.is_mixture() {
+            let sources = config.data.names().len();
+            return format!(
+                "order: random, sequences of {sources} sources by their shares, each source a permutation of its own"
+            );
+        }
         let grain = self.stretches.iter().map(|s| s.length).max().unwrap_or(1);
         let sequences = if self.stretches.len() > 1 { "at most" } else { "of" };
         match (self.order, &self.shards) {
@@ -512,7 +541,7 @@ impl Corpus {
                  encodes beforehand, or --cache DIR keeps, is read in a random order of all",
                 half(self.pool, self.tokenizer.vocab_size(), grain) / grain
             ),
-            (Order::Consecutive, _) if config.data == "tales" => {
+            (Order::Consecutive, _) if config.data.only() == Some("tales") => {
                 "order: tale after tale, each drawn by itself".to_owned()
             }
             (Order::Consecutive, _) => "order: consecutive, as documents follow each other".to_owned(),
@@ -539,11 +568,8 @@ impl Corpus {
         TokenStream::with_threads(feed, self.encoders)
     }
 
-    /// Tokens of one reading of the training documents, counted by reading them.
-    ///
-    /// # Errors
-    /// A source that cannot be read, or that has no end.
-    pub fn training_tokens(&self) -> Result<u64, SourceError> {
+    /// Tokens of one reading of the source's training documents, counted by reading them.
+    fn own_tokens(&self) -> Result<u64, SourceError> {
         if self.source == Source::Tales {
             return Err(SourceError::Endless { name: "tales".to_owned() });
         }
@@ -571,7 +597,9 @@ fn rows(config: &Config) -> Option<Rows> {
 /// Says of data of a run that is no longer there what to do, and leaves other errors as they are.
 fn gone(config: &Config, error: CorpusError) -> CorpusError {
     match error {
-        CorpusError::Source(SourceError::Missing { path }) if path.starts_with(&config.data) => {
+        CorpusError::Source(SourceError::Missing { path })
+            if config.data.names().any(|name| path.starts_with(name)) =>
+        {
             SourceError::Gone { path }.into()
         }
         other => other,
@@ -580,11 +608,14 @@ fn gone(config: &Config, error: CorpusError) -> CorpusError {
 
 /// What of the files of `config` is read and what is not, a line for each directory; of a run that goes on, beside what it
 /// `began` with. What is wrong with them is said when they are opened.
-pub fn reading(config: &Config, began: Option<&Snapshot>) -> Vec<String> {
+pub fn reading(config: &Config, began: Option<&Began>) -> Vec<String> {
     let options = SourceOptions::of(config);
-    let sources = [(Some(&config.data), began), (config.validation.as_ref(), None)];
-    let lines = sources.into_iter().filter_map(|(name, began)| {
-        let Source::Path(path) = parse(name?) else { return None };
+    let sources =
+        config.data.names().enumerate().map(|(number, name)| (name, began.and_then(|began| began.of(number))));
+    let sources = sources.map(|(name, began)| (name, began.and_then(|began| began.source.as_ref())));
+    let validation = config.validation.iter().flat_map(|names| names.iter()).map(|name| (name, None));
+    let lines = sources.chain(validation).filter_map(|(name, began)| {
+        let Source::Path(path) = parse(name) else { return None };
         if shards::begun(&path) || path.join(shards::MANIFEST).exists() {
             return None;
         }

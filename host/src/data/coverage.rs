@@ -92,8 +92,8 @@ mod tests {
             path.display().to_string()
         };
         let raw = RawConfig {
-            data: Some(put("text.txt", text)),
-            validation: scored.map(|text| put("scored.txt", text)),
+            data: Some(put("text.txt", text).into()),
+            validation: scored.map(|text| put("scored.txt", text).into()),
             tokenizer: Some(tokenizer.to_owned()),
             vocab_size: Some(vocab_size),
             cache: Some("none".to_owned()),

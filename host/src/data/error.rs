@@ -25,6 +25,8 @@ impl fmt::Display for At {
 pub enum SourceError {
     #[error("{}: no such file or directory; check the path", path.display())]
     Missing { path: PathBuf },
+    #[error("{name} and {other} are the same source; give it once, with the sum of the weights")]
+    Twice { name: String, other: String },
     #[error("a source without a name was given; name a file, a directory or tales")]
     Unnamed,
     #[error("{}: no such file or directory; restore this run's data, or give its new place with --data NEW", path.display())]

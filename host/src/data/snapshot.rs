@@ -75,12 +75,39 @@ impl Snapshot {
 }
 
 /// What the files of a run were when it began, as far as they were looked at then.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Began {
-    /// Its data.
+    /// Its data; of several sources the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Snapshot>,
-    /// Its separate source for validation.
+    /// Its separate source for validation; of several the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<Snapshot>,
+    /// Those of the other sources of a mixture.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<Began>,
+}
+
+impl Began {
+    /// Those of one source.
+    pub fn of(&self, number: usize) -> Option<&Began> {
+        number.checked_sub(1).map_or(Some(self), |number| self.beside.get(number))
+    }
+
+    /// The same, to be changed.
+    pub fn of_mut(&mut self, number: usize) -> &mut Began {
+        let Some(number) = number.checked_sub(1) else { return self };
+        if self.beside.len() <= number {
+            self.beside.resize_with(number + 1, Began::default);
+        }
+        &mut self.beside[number]
+    }
+
+    /// Takes those of one source.
+    pub(super) fn take(&mut self, number: usize) -> Began {
+        let Began { source, validation, .. } = self.of_mut(number);
+        Began { source: source.take(), validation: validation.take(), beside: Vec::new() }
+    }
 }
 
 /// One file.

@@ -69,9 +69,43 @@ pub struct ValidationSet {
     /// Bytes of their text.
     bytes: u64,
     log_probability: Option<f64>,
+    /// The sources of a mixture; nothing of one source.
+    groups: Vec<Group>,
+}
+
+/// The documents of one source of a mixture.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Group {
+    /// Documents of the set up to its last one.
+    pub end: usize,
+    /// Bytes of their text; 0 where it is not known.
+    pub bytes: u64,
+    /// The source's share of what the run learns.
+    pub share: f64,
 }
 
 impl ValidationSet {
+    /// The documents of several sources of these shares, one source after the other.
+    pub(super) fn joined(each: impl Iterator<Item = (ValidationSet, f64)>) -> Self {
+        let mut all = Self { log_probability: None, ..Self::new(0) };
+        (all.max_tokens, all.max_documents) = (0, 0);
+        for (set, share) in each {
+            let before = all.tokens.len() as u32;
+            all.tokens.extend_from_slice(&set.tokens);
+            all.ends.extend(set.ends.iter().map(|end| before + end));
+            all.bytes += set.bytes;
+            (all.max_tokens, all.max_documents) =
+                (all.max_tokens + set.max_tokens, all.max_documents + set.max_documents);
+            all.groups.push(Group { end: all.ends.len(), bytes: set.bytes, share });
+        }
+        all
+    }
+
+    /// The sources of a mixture; nothing of one source.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
     /// An empty set for documents of `max_tokens` tokens in all, marks included; at least 2 and below 2^32.
     pub fn new(max_tokens: usize) -> Self {
         let max_tokens = max_tokens.clamp(2, u32::MAX as usize);
@@ -83,6 +117,7 @@ impl ValidationSet {
             ends: Vec::with_capacity(max_documents),
             bytes: 0,
             log_probability: Some(0.0),
+            groups: Vec::new(),
         }
     }
 

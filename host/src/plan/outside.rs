@@ -4,7 +4,7 @@ use capful_core::train::Stage;
 use serde::Serialize;
 
 use super::{Laid, Machine};
-use crate::config::{Config, FoundSource, Order};
+use crate::config::{Config, FoundSource, Names, Order};
 use crate::data::sequences::{packed, pool};
 use crate::data::shards::training;
 use crate::data::validation::ValidationSet;
@@ -87,7 +87,7 @@ pub(super) fn held_out(config: &Config) -> u64 {
 /// What it takes to choose those documents, and then to look for what the training side has of them too.
 fn choosing(config: &Config) -> u64 {
     let tokens = usize::try_from(config.eval_tokens).unwrap_or(usize::MAX).min(u32::MAX as usize);
-    let tales = config.validation.as_ref().unwrap_or(&config.data) == "tales";
+    let tales = config.validation.as_ref().map_or_else(|| config.data.only(), Names::only) == Some("tales");
     let chosen = if tales { 0 } else { choice::storage(tokens) };
     let looked_for = if config.order == Order::Random { overlap::storage(tokens) } else { 0 };
     chosen.max(looked_for)

@@ -60,7 +60,7 @@ impl Known {
             "{}: a {}{parameters}, {trained}{tokens} of {}, on {}.{loss} {}",
             cut(&config.begun_as(), VALUE),
             config.model.name(),
-            cut(&config.data, VALUE),
+            cut(&config.data.to_string(), VALUE),
             self.device(),
             self.how_it_ended()
         )
@@ -167,8 +167,8 @@ impl Known {
         let mut add = |key, label, text: Option<String>| {
             facts.extend(text.map(|text| Fact { key, label, value: text.clone(), text: cut(&text, LINE) }));
         };
-        add("data", "source", Some(config.data.clone()));
-        add("validation", "validation", config.validation.clone());
+        add("data", "source", Some(config.data.to_string()));
+        add("validation", "validation", config.validation.as_ref().map(ToString::to_string));
         add("tokenizer", "tokenizer", Some(config.tokenizer.clone()));
         add("tokens_read", "tokens trained on", Some(grouped(self.curves.tokens)));
         add("documents", "documents of the source", ended.and_then(|ended| ended.documents).map(grouped));

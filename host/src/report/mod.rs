@@ -62,6 +62,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Config, RawConfig, sealed};
+    use crate::data::sequences::mixture::BySource;
     use crate::plan::{Machine, Plan};
     use crate::run::Speed;
     use crate::run::directory::{CONFIG, PLAN};
@@ -87,6 +88,7 @@ mod tests {
                 norm: 0.5 + noise,
                 skipped: 0,
                 tokens: 2048 * step,
+                drawn: BySource::NONE,
                 speed: Speed { tokens_per_s: 1e4 + 1e3 * noise, cpu: Some(1.0), gpu: None, waited: 0.0 },
                 gauges: gauges.iter().map(|name| (*name, noise)).collect(),
             };
@@ -98,6 +100,7 @@ mod tests {
                     val_loss_se: Some(0.01),
                     val_tokens: 65_536,
                     val_bits_per_byte: Some(1.0),
+                    val_by_source: BySource::NONE,
                     val_loss_averaged: Some(1.0),
                     train_loss: Some(1.0),
                     rose: 0,

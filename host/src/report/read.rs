@@ -146,8 +146,8 @@ impl<'de> Deserialize<'de> for Name<'de> {
 }
 
 /// Keys of a logged step that are no gauges.
-const OF_STEP: [&str; 11] =
-    ["step", "stage", "loss", "lr", "norm", "skipped", "tokens", "tokens_per_s", "cpu", "gpu", "waited_s"];
+const OF_STEP: [&str; 12] =
+    ["step", "stage", "loss", "lr", "norm", "skipped", "tokens", "drawn", "tokens_per_s", "cpu", "gpu", "waited_s"];
 
 impl Default for Curves {
     fn default() -> Self {

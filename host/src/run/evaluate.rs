@@ -6,8 +6,10 @@ use capful_core::data::{BatchMut, IGNORE, ShapeError};
 
 use super::Session;
 use super::session::Rows;
+use crate::config::MOST_SOURCES;
+use crate::data::sequences::mixture::BySource;
 use crate::data::tokenizer::Tokenizer;
-use crate::data::validation::ValidationSet;
+use crate::data::validation::{Group, ValidationSet};
 use crate::device::DeviceError;
 use crate::ranks::{SharedPeers, peers};
 
@@ -24,9 +26,32 @@ pub struct Score {
     pub documents: u64,
     /// Σ x², Σ x n and Σ n² over the documents, of which each has x nats and n targets.
     squares: [f64; 3],
+    /// The loss on each source of a mixture, nats a token; nothing of one source.
+    pub by_source: BySource,
 }
 
 impl Score {
+    /// That of a mixture, of which each source has a share and a score: its loss is the mean of theirs by the shares, as the
+    /// training loss is, whatever the number of tokens of each. Bits are those of such a mixture too. The standard error is
+    /// that of a stratified sample, √Σ share² · error² (Cochran, Sampling Techniques, 5.3).
+    fn of_mixture(each: impl Iterator<Item = (f64, Score)> + Clone) -> Score {
+        let sum = |f: &dyn Fn((f64, Score)) -> f64| each.clone().map(f).sum::<f64>();
+        let (tokens, documents) = each.clone().fold((0, 0), |(t, d), (_, one)| (t + one.tokens, d + one.documents));
+        // A source of no share is scored beside the mixture.
+        let of = |share: f64, value: f64| if share > 0.0 { share * value } else { 0.0 };
+        let loss = sum(&|(share, one)| of(share, one.loss()));
+        let known = each.clone().all(|(share, one)| share == 0.0 || one.bytes > 0);
+        let bytes = sum(&|(share, one)| of(share, one.bytes as f64 / one.tokens as f64));
+        let errors = sum(&|(share, one)| of(share, one.standard_error().unwrap_or(f64::NAN)).powi(2));
+        let all = tokens as f64;
+        // As the sum of squares that gives this error.
+        let factor = documents.max(2) as f64 / (documents.max(2) - 1) as f64;
+        let squares = [errors * all * all / factor, 0.0, 0.0];
+        let bytes = if known { (all * bytes).round() as u64 } else { 0 };
+        let by_source = BySource::of(each.map(|(_, one)| one.loss()));
+        Score { nats: all * loss, tokens, bytes, documents, squares, by_source }
+    }
+
     /// Nats a token.
     pub fn loss(&self) -> f64 {
         self.nats / self.tokens as f64
@@ -38,8 +63,10 @@ impl Score {
     pub fn standard_error(&self) -> Option<f64> {
         let (documents, loss) = (self.documents as f64, self.loss());
         let [xx, xn, nn] = self.squares;
-        let residual = (xx - 2.0 * loss * xn + loss * loss * nn).max(0.0);
-        (self.documents > 1).then(|| (documents / (documents - 1.0) * residual).sqrt() / self.tokens as f64)
+        let residual = xx - 2.0 * loss * xn + loss * loss * nn;
+        let residual = if residual < 0.0 { 0.0 } else { residual };
+        (self.documents > 1 && !residual.is_nan())
+            .then(|| (documents / (documents - 1.0) * residual).sqrt() / self.tokens as f64)
     }
 
     /// The loss and, where it is known, its standard error, for people.
@@ -69,6 +96,7 @@ impl Score {
             bytes: self.bytes + other.bytes,
             documents: self.documents + other.documents,
             squares,
+            by_source: BySource::default(),
         }
     }
 
@@ -82,6 +110,42 @@ impl Score {
         self.tokens += targets as u64;
         self.documents += 1;
         self.squares = [self.squares[0] + nats * nats, self.squares[1] + nats * n, self.squares[2] + n * n];
+    }
+}
+
+/// Adds up the documents of a set, those of each source of a mixture by themselves.
+struct Tally<'a> {
+    groups: &'a [Group],
+    each: [Score; MOST_SOURCES],
+    /// The source of the document under way, and how many documents have begun.
+    group: usize,
+    begun: usize,
+}
+
+impl<'a> Tally<'a> {
+    fn of(set: &'a ValidationSet) -> Self {
+        let mut each = [Score::default(); MOST_SOURCES];
+        each[0].bytes = set.bytes();
+        set.groups().iter().zip(&mut each).for_each(|(group, score)| score.bytes = group.bytes);
+        Self { groups: set.groups(), each, group: 0, begun: 0 }
+    }
+
+    /// Another document begins, or the last one ends: adds the one before, where there is one.
+    fn add(&mut self, document: (f64, usize)) {
+        let number = self.begun.saturating_sub(1);
+        while self.groups.get(self.group).is_some_and(|group| number >= group.end) && self.group + 1 < self.groups.len()
+        {
+            self.group += 1;
+        }
+        self.each[self.group].add(document);
+        self.begun += 1;
+    }
+
+    fn score(self) -> Score {
+        match self.groups {
+            [] => self.each[0],
+            groups => Score::of_mixture(groups.iter().map(|group| group.share).zip(self.each)),
+        }
     }
 }
 
@@ -148,7 +212,7 @@ impl Evaluator {
         visit: &mut dyn FnMut((f64, usize)),
         stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Score>, DeviceError> {
-        let mut score = Score { bytes: set.bytes(), ..Score::default() };
+        let mut tally = Tally::of(set);
         let (mut documents, mut document) = (set.rows(), (0.0, 0));
         let shape = |e: ShapeError| DeviceError::Failed(e.to_string());
         let Evaluator { rows: count, length, tokens, targets, offsets, losses, peers } = self;
@@ -191,15 +255,15 @@ impl Evaluator {
                 // A document begins at offset 0; a row without a target is padding.
                 if offsets.first() == Some(&0) {
                     visit(document);
-                    score.add(std::mem::take(&mut document));
+                    tally.add(std::mem::take(&mut document));
                 }
                 document.0 += losses.iter().map(|&x| f64::from(x)).sum::<f64>();
                 document.1 += targets.iter().filter(|&&target| target != IGNORE).count();
             }
             if filled < ranks {
                 visit(document);
-                score.add(document);
-                return Ok(Some(score));
+                tally.add(document);
+                return Ok(Some(tally.score()));
             }
         }
     }
@@ -208,6 +272,27 @@ impl Evaluator {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mixture_is_scored_by_its_shares_and_each_source_by_itself() {
+        let of = |documents: &[(f64, usize)], bytes| {
+            let mut score = Score { bytes, ..Score::default() };
+            documents.iter().for_each(|document| score.add(*document));
+            score
+        };
+        let (a, b) = (of(&[(2.0, 1), (6.0, 2)], 9), of(&[(10.0, 10), (14.0, 10), (12.0, 5)], 50));
+        let both = Score::of_mixture([(0.75, a), (0.25, b)].into_iter());
+        let near = |x: f64, y: f64| assert!((x - y).abs() < 1e-12, "{x} {y}");
+        near(both.loss(), 0.75 * 8.0 / 3.0 + 0.25 * 36.0 / 25.0);
+        assert_eq!(*both.by_source, [a.loss(), b.loss()]);
+        let [ea, eb] = [a, b].map(|one| one.standard_error().unwrap());
+        near(both.standard_error().unwrap(), ((0.75 * ea).powi(2) + (0.25 * eb).powi(2)).sqrt());
+        assert_eq!((both.tokens, both.documents), (28, 5));
+        // 3 and 2 bytes a token.
+        assert_eq!(both.bytes, (28.0f64 * (0.75 * 3.0 + 0.25 * 2.0)).round() as u64);
+        assert_eq!(Score::of_mixture([(1.0, a), (0.0, Score { bytes: 0, ..b })].into_iter()).bytes, 84);
+        assert_eq!(Score::of_mixture([(0.5, of(&[(1.0, 2)], 3)), (0.5, b)].into_iter()).standard_error(), None);
+    }
 
     #[test]
     fn the_standard_error_is_that_of_a_ratio_and_shrinks_with_the_documents() {

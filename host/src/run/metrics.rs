@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::gauges::Readings;
 use super::speed::Speed;
 use super::tensorboard;
+use crate::data::sequences::mixture::BySource;
 use crate::digest::{self, Digest};
 use crate::suggest::ending::Expected;
 use crate::{disk, regular};
@@ -32,6 +33,8 @@ pub struct StepMetrics {
     pub skipped: u64,
     /// Tokens trained on.
     pub tokens: u64,
+    /// The shares of the sources of a mixture among those tokens.
+    pub drawn: BySource,
     /// Since the last logged step.
     pub speed: Speed,
     /// What the family has to watch.
@@ -51,6 +54,8 @@ pub struct EvalMetrics {
     pub val_tokens: u64,
     /// Bits a byte of text, where tokens restore it.
     pub val_bits_per_byte: Option<f64>,
+    /// The losses on the sources of a mixture.
+    pub val_by_source: BySource,
     /// The loss of the averages of the weights, where there are any.
     pub val_loss_averaged: Option<f64>,
     /// The mean training loss since the last evaluation that was due, where there are such.
@@ -67,7 +72,8 @@ impl EvalMetrics {
         let val_loss = self.val_loss_averaged?;
         // Both are of the same tokens and bytes.
         let val_bits_per_byte = self.val_bits_per_byte.map(|bits| bits * (val_loss / self.val_loss));
-        Some(EvalMetrics { val_loss, val_loss_se: None, val_bits_per_byte, expected_end: None, ..self })
+        let val_by_source = BySource::NONE;
+        Some(EvalMetrics { val_loss, val_loss_se: None, val_bits_per_byte, val_by_source, expected_end: None, ..self })
     }
 
     /// The validation loss above the training loss, where both are known.
@@ -77,18 +83,27 @@ impl EvalMetrics {
 }
 
 /// A line that fits its buffer whatever the numbers.
-type Line = heapless::String<768>;
+type Line = heapless::String<1152>;
 
 /// A number of so many decimals; one that is not finite is no JSON.
 fn number(line: &mut Line, value: f64, decimals: usize) {
     let _ = if value.is_finite() { write!(line, "{value:.decimals$}") } else { line.write_str("null") };
 }
 
+/// A number of each source of a mixture, in the order of the configuration; nothing of one source.
+fn numbers(line: &mut Line, name: &str, values: BySource, decimals: usize) {
+    for (i, value) in values.iter().enumerate() {
+        let _ = if i == 0 { write!(line, ",\"{name}\":[") } else { line.write_str(",") };
+        number(line, *value, decimals);
+    }
+    let _ = if values.is_empty() { Ok(()) } else { line.write_str("]") };
+}
+
 impl StepMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, stage, loss, lr, norm, skipped, tokens, speed, gauges } = self;
+        let Self { step, stage, loss, lr, norm, skipped, tokens, drawn, speed, gauges } = self;
         let Speed { tokens_per_s, cpu, gpu, waited } = speed;
         let _ = write!(line, "{{\"step\":{step},\"stage\":{stage},\"loss\":");
         number(&mut line, *loss, 6);
@@ -97,7 +112,9 @@ impl StepMetrics {
         if *skipped > 0 {
             let _ = write!(line, ",\"skipped\":{skipped}");
         }
-        let _ = write!(line, ",\"tokens\":{tokens},\"tokens_per_s\":{tokens_per_s:.1}");
+        let _ = write!(line, ",\"tokens\":{tokens}");
+        numbers(&mut line, DRAWN, *drawn, 5);
+        let _ = write!(line, ",\"tokens_per_s\":{tokens_per_s:.1}");
         for (name, share) in [("cpu", cpu), ("gpu", gpu)] {
             if let Some(share) = share {
                 let _ = write!(line, ",\"{name}\":{share:.3}");
@@ -118,7 +135,7 @@ impl EvalMetrics {
     pub fn json(&self) -> Line {
         let mut line = Line::new();
         let Self { step, val_loss, val_loss_se, val_tokens, val_bits_per_byte, .. } = self;
-        let Self { val_loss_averaged, train_loss, rose, expected_end, .. } = self;
+        let Self { val_by_source, val_loss_averaged, train_loss, rose, expected_end, .. } = self;
         let _ = write!(line, "{{\"step\":{step},\"val_loss\":{val_loss:.6}");
         if let Some(error) = val_loss_se {
             let _ = write!(line, ",\"val_loss_se\":{error:.6}");
@@ -127,6 +144,7 @@ impl EvalMetrics {
         if let Some(bits) = val_bits_per_byte {
             let _ = write!(line, ",\"val_bits_per_byte\":{bits:.6}");
         }
+        numbers(&mut line, BY_SOURCE, *val_by_source, 6);
         if let Some(loss) = val_loss_averaged {
             let _ = line.push_str(",\"val_loss_averaged\":");
             number(&mut line, *loss, 6);
@@ -144,6 +162,10 @@ impl EvalMetrics {
         line
     }
 }
+
+/// What was drawn of each source, and the loss on each.
+const DRAWN: &str = "drawn";
+const BY_SOURCE: &str = "val_by_source";
 
 /// Where the run will end, and the ends of the interval.
 const EXPECTED: &str = "expected_end_bits_per_byte";
@@ -167,6 +189,8 @@ pub struct Metrics {
     events: File,
     /// The step of the last evaluation that is written down.
     evaluated: Option<u64>,
+    /// Of each source of a mixture the tag of its share, and that of its loss.
+    tags: Vec<[String; 2]>,
 }
 
 impl Metrics {
@@ -186,7 +210,23 @@ impl Metrics {
         let name = format!("events.out.tfevents.{}.{step}.capful", now() as u64);
         let mut events = OpenOptions::new().create(true).append(true).open(dir.join(name))?;
         events.write_all(&tensorboard::version(now()))?;
-        Ok(Metrics { run: run.to_owned(), lines, digest, bytes: kept.len() as u64, events, evaluated })
+        Ok(Metrics {
+            run: run.to_owned(),
+            lines,
+            digest,
+            bytes: kept.len() as u64,
+            events,
+            evaluated,
+            tags: Vec::new(),
+        })
+    }
+
+    /// With charts of the sources of a mixture, which are called so.
+    #[must_use]
+    pub fn of_sources(mut self, labels: &[String]) -> Metrics {
+        self.tags =
+            labels.iter().map(|label| [format!("data/share/{label}"), format!("validation/loss/{label}")]).collect();
+        self
     }
 
     /// Writes the digest of the lines so far beside them.
@@ -225,6 +265,7 @@ impl Metrics {
         some.iter()
             .filter_map(|(tag, value)| Some((*tag, (*value)?)))
             .try_for_each(|one| self.scalars(m.step, &[one]))?;
+        self.by_source(m.step, 0, m.drawn)?;
         m.gauges.iter().try_for_each(|(name, value)| {
             let mut tag = heapless::String::<40>::new();
             // What does not fit is cut: names are short constants.
@@ -248,7 +289,18 @@ impl Metrics {
             ("validation/gap", m.gap()),
             ("validation/expected_end_bits", m.expected_end.map(|expected| expected.bits)),
         ];
-        some.iter().filter_map(|(tag, value)| Some((*tag, (*value)?))).try_for_each(|one| self.scalars(m.step, &[one]))
+        let mut some = some.iter().filter_map(|(tag, value)| Some((*tag, (*value)?)));
+        some.try_for_each(|one| self.scalars(m.step, &[one]))?;
+        self.by_source(m.step, 1, m.val_by_source)
+    }
+
+    /// A number of each source, under the tags of this kind.
+    fn by_source(&mut self, step: u64, kind: usize, values: BySource) -> io::Result<()> {
+        let tags = std::mem::take(&mut self.tags);
+        let mut each = tags.iter().zip(values.iter());
+        let written = each.try_for_each(|(tags, value)| self.scalars(step, &[(&tags[kind], *value)]));
+        self.tags = tags;
+        written
     }
 
     fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
@@ -297,6 +349,7 @@ fn evaluation(line: &str, step: u64) -> Option<EvalMetrics> {
         val_loss_se: value["val_loss_se"].as_f64(),
         val_tokens: value["val_tokens"].as_u64()?,
         val_bits_per_byte: value["val_bits_per_byte"].as_f64(),
+        val_by_source: BySource::of(value[BY_SOURCE].as_array().into_iter().flatten().filter_map(|loss| loss.as_f64())),
         val_loss_averaged: value["val_loss_averaged"].as_f64(),
         train_loss: value["train_loss"].as_f64(),
         rose: value["rose"].as_u64().unwrap_or(0) as u32,
@@ -386,6 +439,7 @@ mod tests {
         norm: 0.5,
         skipped: 0,
         tokens: 896,
+        drawn: BySource::NONE,
         speed: Speed { tokens_per_s: 1000.0, cpu: None, gpu: None, waited: 0.0 },
         gauges: Readings::new(),
     };
@@ -411,6 +465,7 @@ mod tests {
             val_loss_se: None,
             val_tokens: 9,
             val_bits_per_byte: None,
+            val_by_source: BySource::NONE,
             val_loss_averaged: None,
             train_loss: None,
             rose: 0,
@@ -443,6 +498,7 @@ mod tests {
             val_loss_se: None,
             val_tokens: 9,
             val_bits_per_byte: None,
+            val_by_source: BySource::NONE,
             val_loss_averaged: None,
             train_loss: None,
             rose: 0,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::config::{Config, ConfigError, RawConfig, TokenizerChoice, absolute, absolute_source, is_path};
+use crate::config::{Config, ConfigError, RawConfig, Sources, TokenizerChoice, absolute, absolute_source, is_path};
 use crate::data::shards::Manifest;
 use crate::data::snapshot::{Began, Snapshot};
 use crate::data::tokenizer;
@@ -26,70 +26,91 @@ pub fn follow(
     {
         saved.tokenizer = absolute(&TokenizerChoice::written(named));
     }
-    let source = follow_data(saved, written, from, began.source)?;
-    let validation = follow_validation(saved, written, began.validation)?;
-    Ok(Began { source, validation })
+    let mut began = began;
+    follow_data(saved, written, from, &mut began)?;
+    follow_validation(saved, written, &mut began)?;
+    Ok(began)
 }
 
-/// Whether the source `named` is the data of the run of `config`, which `began` with some files where that is known: at its
-/// own place, where it may have grown since, or at another. If so, makes it the data.
-pub fn is_own(config: &mut Config, began: &mut Option<Snapshot>, named: &str) -> bool {
-    if *named == config.data || same(named, &config.data) {
-        return began.as_ref().is_none_or(Snapshot::is_there);
+/// Whether the source `named` is of the data of the run of `config`, which `began` with some files where that is known: at
+/// its own place, where it may have grown since, or at another. If so, makes it the data.
+pub fn is_own(config: &mut Config, began: &mut Began, named: &str) -> bool {
+    let sources = config.data.names().len();
+    for number in 0..sources {
+        let ours = config.data.names().nth(number).unwrap_or_default().to_owned();
+        let began = &mut began.of_mut(number).source;
+        if *named == *ours || same(named, &ours) {
+            return began.as_ref().is_none_or(Snapshot::is_there);
+        }
+        if let Some(moved) = began.as_ref().and_then(|began| began.moved(named).ok()) {
+            *began = Some(moved);
+            config.data.rename(number, named.to_owned());
+            return true;
+        }
     }
-    let Some(moved) = began.as_ref().and_then(|began| began.moved(named).ok()) else { return false };
-    (config.data, *began) = (named.to_owned(), Some(moved));
-    true
+    false
 }
 
 fn follow_data(
     saved: &mut Config,
     written: &RawConfig,
     from: Option<&Path>,
-    began: Option<Snapshot>,
-) -> Result<Option<Snapshot>, ConfigError> {
-    let named = written.data.as_deref().map(absolute_source);
-    let Some(named) = named.filter(|named| is_path(named) && is_path(&saved.data) && !same(named, &saved.data)) else {
-        return Ok(began);
-    };
-    match began {
-        Some(began) => {
-            let moved = moved(&began, "--data", &saved.data, &named)?;
-            saved.data = named;
-            Ok(Some(moved))
-        }
-        // The origin of token shards is compared with the checkpoint's.
-        None if from.is_some() && Manifest::read(Path::new(&named)).is_ok_and(|there| there.is_some()) => {
-            saved.data = named;
-            Ok(None)
-        }
-        None => Ok(None),
+    began: &mut Began,
+) -> Result<(), ConfigError> {
+    let Some(written) = &written.data else { return Ok(()) };
+    let written = Sources::read(written).map_err(ConfigError)?;
+    if written.names().len() != saved.data.names().len() {
+        // Refused where all keys are compared.
+        return Ok(());
     }
+    for (number, named) in written.names().map(absolute_source).enumerate() {
+        let ours = saved.data.names().nth(number).unwrap_or_default().to_owned();
+        if !is_path(&named) || !is_path(&ours) || same(&named, &ours) {
+            continue;
+        }
+        let source = &mut began.of_mut(number).source;
+        match source {
+            Some(began) => {
+                *source = Some(moved(began, "--data", &ours, &named)?);
+                saved.data.rename(number, named);
+            }
+            // The origin of token shards is compared with the checkpoint's.
+            None if from.is_some() && Manifest::read(Path::new(&named)).is_ok_and(|there| there.is_some()) => {
+                saved.data.rename(number, named);
+            }
+            None => {}
+        }
+    }
+    Ok(())
 }
 
-fn follow_validation(
-    saved: &mut Config,
-    written: &RawConfig,
-    began: Option<Snapshot>,
-) -> Result<Option<Snapshot>, ConfigError> {
-    let Some(ours) = saved.validation.clone().filter(|ours| is_path(ours)) else { return Ok(began) };
-    let named = written.validation.as_deref().map(absolute_source);
-    match (named.filter(|named| is_path(named) && !same(named, &ours)), began) {
-        (Some(named), Some(began)) => {
-            let moved = moved(&began, "--validation", &ours, &named)?;
-            saved.validation = Some(named);
-            Ok(Some(moved))
+fn follow_validation(saved: &mut Config, written: &RawConfig, began: &mut Began) -> Result<(), ConfigError> {
+    let Some(all) = saved.validation.clone() else { return Ok(()) };
+    let named = written.validation.as_ref().filter(|named| named.iter().len() == all.iter().len());
+    for (number, ours) in all.iter().enumerate().filter(|(_, ours)| is_path(ours)) {
+        let named = named.and_then(|named| named.iter().nth(number)).map(absolute_source);
+        let validation = &mut began.of_mut(number).validation;
+        match (named.filter(|named| is_path(named) && !same(named, ours)), &*validation) {
+            (Some(named), Some(began)) => {
+                *validation = Some(moved(began, "--validation", ours, &named)?);
+                saved.validation.iter_mut().for_each(|names| names.rename(number, named.clone()));
+            }
+            // Of the data that is said first, where it is read.
+            _ if !is_gone(ours) || saved.data.names().any(is_gone) => {}
+            (_, Some(_)) => {
+                return Err(ConfigError(format!(
+                    "the run's validation data {ours} is not there; put it back, or name its new place with --validation"
+                )));
+            }
+            (_, None) => {
+                return Err(ConfigError(format!(
+                    "the run's validation data {ours} is not there; put it back: the version that began this run did not \
+                     write down what its files were"
+                )));
+            }
         }
-        // Of the data that is said first, where it is read.
-        (_, began) if !is_gone(&ours) || is_gone(&saved.data) => Ok(began),
-        (_, Some(_)) => Err(ConfigError(format!(
-            "the run's validation data {ours} is not there; put it back, or name its new place with --validation"
-        ))),
-        (_, None) => Err(ConfigError(format!(
-            "the run's validation data {ours} is not there; put it back: the version that began this run did not write \
-             down what its files were"
-        ))),
     }
+    Ok(())
 }
 
 /// Whether a source is a path at which there is nothing.

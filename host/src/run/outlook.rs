@@ -27,8 +27,9 @@ pub struct Outlook {
 
 /// Tokens of the training text and bytes of held-out text a token, where they are known without reading it.
 pub fn of_text(corpus: &Corpus, validation: &ValidationSet) -> Option<(u64, f64)> {
-    // The law is one of text.
-    let unique = corpus.shards().filter(|_| !corpus.has_conversations()).and_then(|_| corpus.training_tokens().ok())?;
+    // The law is one of text that is read through again and again, all of it as often.
+    let known = corpus.shares().is_none() && !corpus.has_conversations();
+    let unique = corpus.shards().filter(|_| known).and_then(|_| corpus.training_tokens().ok())?;
     Some((unique, validation.bytes() as f64 / validation.targets().max(1) as f64))
 }
 
@@ -78,6 +79,7 @@ mod tests {
 
     use super::*;
     use crate::config::RawConfig;
+    use crate::data::sequences::mixture::BySource;
     use crate::run::costs;
     use crate::run::metrics::Metrics;
 
@@ -90,6 +92,7 @@ mod tests {
             val_loss_se: None,
             val_tokens: 9,
             val_bits_per_byte: Some(bits),
+            val_by_source: BySource::NONE,
             val_loss_averaged: None,
             train_loss: None,
             rose: 0,

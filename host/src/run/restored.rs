@@ -36,7 +36,7 @@ pub(super) fn restore(
     let wanted = Wanted::Run { averages: averaged.is_some() };
     checkpoint::restore(from, &lasting, wanted, &mut session.storage())?;
     session.count_history()?;
-    let TrainerState { device, version, data, source, validation, evaluations, .. } = fresh;
+    let TrainerState { device, version, data, source, validation, beside, evaluations, .. } = fresh;
     let evaluations = evaluations.map(|none| saved.evaluations.unwrap_or(none));
-    Ok(TrainerState { device, version, data, source, validation, evaluations, averaged, ..saved })
+    Ok(TrainerState { device, version, data, source, validation, beside, evaluations, averaged, ..saved })
 }

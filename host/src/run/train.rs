@@ -36,6 +36,8 @@ use crate::allocations::{self, Activity};
 use crate::config::{Config, ConfigError};
 use crate::data::corpus::Corpus;
 use crate::data::loader::{Batch, Loader, Slots, Turn};
+use crate::data::sequences::mixture::{BySource, Shares};
+use crate::data::snapshot::Began;
 use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
 use crate::device::{DeviceError, Ticket};
@@ -69,6 +71,8 @@ pub struct Trainer<'a> {
     metrics: Option<Metrics>,
     gauges: Gauges,
     state: TrainerState,
+    /// What is drawn of each source of a mixture.
+    shares: Option<Shares>,
     /// Where it will end: of rank 0 alone, and of a text whose tokens are counted.
     outlook: Option<Outlook>,
     /// The last evaluation, of the weights and of their averages, and its step.
@@ -143,14 +147,16 @@ impl<'a> Trainer<'a> {
         let micro = stages.iter().map(Stage::micro_tokens).max().unwrap_or(0);
         let block = config.span().map_or(0, |span| largest_block(&stages, span));
         sequences.require(config.least_tokens()).map_err(refused)?;
+        let Began { source, validation: validation_files, beside } = corpus.all_began();
         let mut state = TrainerState {
             step: 0,
             tokens: 0,
             position: Position::default(),
             tokenizer: corpus.tokenizer.fingerprint(),
             data: sequences.fingerprint(),
-            source: corpus.began().cloned(),
-            validation: corpus.validation_began().cloned(),
+            source,
+            validation: validation_files,
+            beside,
             device: config.device.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             algorithms: Vec::new(),
@@ -196,6 +202,7 @@ impl<'a> Trainer<'a> {
         }
         let io = |e: io::Error| directory::DirectoryError::io(dir, &e);
         let metrics = (config.rank == 0).then(|| Metrics::open(dir, state.step)).transpose().map_err(io)?;
+        let metrics = metrics.map(|metrics| metrics.of_sources(&corpus.labels()));
         let text = metrics.as_ref().and_then(|_| outlook::of_text(corpus, validation));
         let outlook = text.map(|text| Outlook::of(text, dir, state.step, ending.end())).transpose().map_err(io)?;
         Ok(Trainer {
@@ -210,6 +217,7 @@ impl<'a> Trainer<'a> {
             writer,
             gauges: Gauges::new(gauges),
             metrics,
+            shares: corpus.shares().cloned(),
             outlook,
             session,
             scored: None,
@@ -382,7 +390,8 @@ impl<'a> Trainer<'a> {
             let lr = self.learning_rate(step - 1, &stage);
             let gauges = self.gauges.read(&mut self.session.device).map_err(|e| self.failed_here(e))?;
             let skipped = self.state.skipped;
-            let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, skipped, tokens, speed, gauges };
+            let drawn = self.shares.as_ref().map_or(BySource::NONE, |shares| shares.drawn(tokens));
+            let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, skipped, tokens, drawn, speed, gauges };
             if let Err(e) = self.metrics.as_mut().map_or(Ok(()), |to| to.step(&metrics)) {
                 self.lose_file(e)?;
             }

@@ -131,21 +131,23 @@ fn listed(dir: &Path) -> Vec<PathBuf> {
 
 /// The sets of token shards that a run reads: its own, the one in its cache, or its data.
 fn sets(dir: &Path, config: &Config) -> Vec<PathBuf> {
-    let data = PathBuf::from(&config.data);
-    if data.join(MANIFEST).exists() {
-        return vec![data];
+    let data = config.data.names().map(PathBuf::from).filter(|data| data.join(MANIFEST).exists());
+    let mut sets: Vec<_> = data.collect();
+    if sets.len() == config.data.names().len() {
+        return sets;
     }
     match config.cache(dir) {
-        Some(Cache::Own(own)) => vec![own],
+        Some(Cache::Own(own)) if !config.data.is_mixture() => sets.push(own),
         // Its directory is named for source and tokenizer.
-        Some(Cache::Shared(_)) => {
+        Some(_) => {
             let last = checkpoint::complete(dir).ok().and_then(|mut there| there.pop());
             let found = last.and_then(|from| {
                 let began = checkpoint::read_began(&from).ok()?;
-                Corpus::cache_of(config, &from, dir, began).ok()?
+                Corpus::caches_of(config, &from, dir, began).ok()
             });
-            found.into_iter().collect()
+            sets.extend(found.into_iter().flatten());
         }
-        None => Vec::new(),
+        None => {}
     }
+    sets
 }

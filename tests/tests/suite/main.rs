@@ -26,6 +26,7 @@ mod import;
 mod integers;
 mod masks;
 mod memory;
+mod mix;
 mod mixtures;
 mod muon;
 mod neurogen;

@@ -18,27 +18,28 @@ const CLEAN: f64 = 0.1;
 const MOST_LOOKS: u32 = 24;
 
 impl Corpus {
-    /// At most `max_tokens` tokens of documents to score.
-    ///
-    /// # Errors
-    /// A source that cannot be read, or holds nothing for validation.
-    pub fn validation(&self, max_tokens: u64) -> Result<Validation, SourceError> {
+    /// At most `max_tokens` tokens of the source's documents to score; `trained` are all sources of the run.
+    pub(super) fn own_validation(&self, max_tokens: u64, trained: &[&Corpus]) -> Result<Validation, SourceError> {
         if !self.clean_validation || matches!(self.validation.as_ref().unwrap_or(&self.source), Source::Tales) {
             return self.validation_without(max_tokens, &BTreeSet::new());
         }
-        let Some(shards) = &self.shards else { return Err(SourceError::Streamed { name: self.name() }) };
-        let (mut dirty, mut tokens) = (BTreeSet::new(), self.tokens(shards)?);
+        let tokens = |of: &&Corpus| match &of.shards {
+            Some(shards) => of.tokens(shards),
+            None => Err(SourceError::Streamed { name: of.name() }),
+        };
+        let mut tokens = trained.iter().map(tokens).collect::<Result<Vec<_>, _>>()?;
+        let mut dirty = BTreeSet::new();
         for _ in 0..MOST_LOOKS {
             let mut chosen = match self.validation_without(max_tokens, &dirty) {
                 // None is left.
                 Err(SourceError::EmptyPart { .. } | SourceError::NoDocuments { .. }) if !dirty.is_empty() => break,
                 chosen => chosen?,
             };
-            let shares = overlap::of_each(&chosen.set, &mut tokens)?;
-            let found =
-                chosen.numbers.iter().zip(shares).filter(|(_, share)| *share > CLEAN).map(|(number, _)| *number);
             let before = dirty.len();
-            dirty.extend(found);
+            for tokens in &mut tokens {
+                let shares = chosen.numbers.iter().zip(overlap::of_each(&chosen.set, tokens)?);
+                dirty.extend(shares.filter(|(_, share)| *share > CLEAN).map(|(number, _)| *number));
+            }
             if dirty.len() == before {
                 chosen.passed_over = before;
                 return Ok(chosen);
@@ -79,7 +80,8 @@ impl Corpus {
     /// # Errors
     /// Training tokens that cannot be read.
     pub fn overlap(&self, set: &ValidationSet) -> Result<Option<Overlap>, SourceError> {
-        let Some(shards) = &self.shards else { return Ok(None) };
+        // Of several, one has it and another has not.
+        let Some(shards) = self.shards.as_ref().filter(|_| self.shares.is_none()) else { return Ok(None) };
         overlap::look_for(set, &mut self.tokens(shards)?)
     }
 

@@ -1,10 +1,11 @@
 //! The sequences of a run, in the order in which it learns from them.
 //!
 //! [`permuted`] reads tokens that can be reached at any place in a random order of all sequences; [`packed`] fills rows
-//! with whole conversations; [`pool`] draws from a bounded part of a stream; [`consecutive`] goes through a stream as it
+//! with whole conversations; [`mixture`] draws from several sources; [`pool`] draws from a bounded part of a stream; [`consecutive`] goes through a stream as it
 //! comes.
 
 pub mod consecutive;
+pub mod mixture;
 pub mod packed;
 pub mod permuted;
 pub mod pool;

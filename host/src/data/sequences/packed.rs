@@ -34,7 +34,8 @@ pub fn bytes(documents: u64) -> u64 {
 pub struct Rows {
     /// Positions of a row.
     pub length: u32,
-    /// Rows of a step: of all its micro-batches and ranks.
+    /// Rows of a step: of all its micro-batches and ranks; 0 where a step has others too, and its targets are counted
+    /// elsewhere.
     pub step: u64,
 }
 
@@ -283,15 +284,40 @@ impl Packed {
         row
     }
 
+    /// Targets of the next `rows` rows.
+    pub fn targets_ahead(&mut self, rows: u64) -> u64 {
+        let (mut cursor, mut targets) = (self.cursor, 0);
+        for _ in 0..rows {
+            let row = self.next(&mut cursor, true);
+            targets += row.iter().map(|&n| u64::from(self.entries[n as usize].targets)).sum::<u64>();
+        }
+        targets
+    }
+
+    /// Goes to where `rows` rows were read from the beginning on. The rows of all windows before are made again: an epoch's
+    /// are known only so.
+    pub fn seek_row(&mut self, rows: u64) {
+        let (mut cursor, mut left) = (Cursor::default(), rows);
+        (self.read, self.epoch_read, self.since) = (rows, rows, 0);
+        loop {
+            let window = self.pack(cursor.epoch, cursor.window).len() as u64;
+            if left < window {
+                self.cursor = Cursor { row: left as usize, ..cursor };
+                return;
+            }
+            left -= window;
+            cursor.window += 1;
+            if cursor.window == self.windows() {
+                cursor = Cursor { epoch: cursor.epoch + 1, ..Cursor::default() };
+                self.epoch_read = left;
+            }
+        }
+    }
+
     /// Goes past the next row, which it gives. With the first of a step, that step's targets are counted.
     fn advance(&mut self) -> Vec<u32> {
         if self.since.is_multiple_of(self.rows.step) {
-            let mut cursor = self.cursor;
-            self.targets = 0;
-            for _ in 0..self.rows.step {
-                let row = self.next(&mut cursor, true);
-                self.targets += row.iter().map(|&n| u64::from(self.entries[n as usize].targets)).sum::<u64>();
-            }
+            self.targets = self.targets_ahead(self.rows.step);
         }
         let (mut cursor, epoch) = (self.cursor, self.cursor.epoch);
         let row = self.next(&mut cursor, false);

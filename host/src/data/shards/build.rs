@@ -27,8 +27,10 @@ const TABLES: u64 = 24;
 pub const LOCK: &str = "lock";
 
 /// What is done, for whoever waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
+    /// What follows is of this source, of several.
+    Of(String),
     /// Another process writes the same set.
     Waiting,
     /// It begins, about so many bytes on disk, where the source's size is known; so many tokens are there already.

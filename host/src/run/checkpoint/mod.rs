@@ -58,6 +58,9 @@ pub struct TrainerState {
     /// What the files of a separate source for validation were; earlier versions did not say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<Snapshot>,
+    /// Both of the other sources of a mixture.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<Began>,
     /// The device and precision that took the steps.
     pub device: String,
     /// The program's version.
@@ -93,7 +96,7 @@ impl TrainerState {
 
     /// What the files of the data and of the validation were when the run began.
     pub fn began(&self) -> Began {
-        Began { source: self.source.clone(), validation: self.validation.clone() }
+        Began { source: self.source.clone(), validation: self.validation.clone(), beside: self.beside.clone() }
     }
 }
 

@@ -287,6 +287,7 @@ mod tests {
             data: 0,
             source: None,
             validation: None,
+            beside: Vec::new(),
             device: "cpu".to_owned(),
             version: String::new(),
             algorithms: Vec::new(),

@@ -85,7 +85,7 @@ fn begin(raw: &mut RawConfig, dir: &Path, sweep: &Path) -> Result<(Config, Machi
         raw.batch_size = Some(BatchSize::Sequences(config.batch_size));
         (raw.accumulate, raw.tokens_per_step) = (Some(config.accumulate), None);
     }
-    if raw.cache.is_none() && config.order == Order::Random && is_path(&config.data) {
+    if raw.cache.is_none() && config.order == Order::Random && is_path(config.data.first()) {
         // One set of tokens for all.
         raw.cache = Some(sweep.join(OWN).to_string_lossy().into_owned());
     }

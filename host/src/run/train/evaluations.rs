@@ -62,6 +62,7 @@ impl Trainer<'_> {
             val_loss_se: score.standard_error(),
             val_tokens: score.tokens,
             val_bits_per_byte: score.bits_a_byte(self.restores),
+            val_by_source: score.by_source,
             val_loss_averaged: averaged.map(|score| score.loss()),
             train_loss,
             rose,
