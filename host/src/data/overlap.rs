@@ -15,7 +15,7 @@ use super::validation::ValidationSet;
 pub const GRAM: usize = 64;
 /// At most so many tokens of a set are looked for.
 const SCORED: usize = 1 << 20;
-/// At most so many training tokens are looked through.
+/// At most so many training tokens of a source are looked through.
 const LOOKED_THROUGH: u64 = 1 << 30;
 /// Training tokens that are read together.
 const PIECE: usize = 64 << 10;
@@ -125,12 +125,12 @@ impl<'a> Grams<'a> {
     }
 }
 
-/// Looks for what is scored of `set` in what the run trains on; nothing where no document of the set is as long as what
-/// is looked for, so that nothing could be found.
+/// Looks for what is scored of `set` in what the run trains on, of one source or several; nothing where no document of the
+/// set is as long as what is looked for, so that nothing could be found.
 ///
 /// # Errors
 /// Training tokens that cannot be read.
-pub fn look_for(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Option<Overlap>, SourceError> {
+pub fn look_for(set: &ValidationSet, training: &mut [TrainingTokens]) -> Result<Option<Overlap>, SourceError> {
     let Some((grams, whole)) = found(set, training)? else { return Ok(None) };
     let (found, all) = set.places().map(|document| shared(set, &grams, document)).fold((0, 0), sum);
     Ok(Some(Overlap { share: found as f64 / all.max(1) as f64, whole }))
@@ -141,7 +141,7 @@ pub fn look_for(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Op
 ///
 /// # Errors
 /// As [`look_for`].
-pub fn of_each(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Vec<f64>, SourceError> {
+pub fn of_each(set: &ValidationSet, training: &mut [TrainingTokens]) -> Result<Vec<f64>, SourceError> {
     let Some((grams, _)) = found(set, training)? else { return Ok(vec![0.0; set.documents()]) };
     let share = |(found, all): (u64, u64)| found as f64 / all.max(1) as f64;
     Ok(set.places().map(|document| share(shared(set, &grams, document))).collect())
@@ -159,23 +159,31 @@ fn shared(set: &ValidationSet, grams: &Grams<'_>, document: Range<usize>) -> (u6
 }
 
 /// What of the set was found, and whether all of the training side was looked through.
-fn found<'a>(set: &'a ValidationSet, training: &mut TrainingTokens) -> Result<Option<(Grams<'a>, bool)>, SourceError> {
+fn found<'a>(
+    set: &'a ValidationSet,
+    training: &mut [TrainingTokens],
+) -> Result<Option<(Grams<'a>, bool)>, SourceError> {
     let mut grams = Grams::new(set);
     if grams.grams.is_empty() {
         return Ok(None);
     }
-    let end = training.tokens().min(LOOKED_THROUGH);
-    let (mut buffer, mut at) = (Vec::with_capacity(PIECE + GRAM), 0);
-    while at < end {
-        // Grams that begin in one piece and end in the next are looked at with the next.
-        let kept = buffer.len().min(GRAM - 1);
-        buffer.drain(..buffer.len() - kept);
-        buffer.resize(kept + (end - at).min(PIECE as u64) as usize, 0);
-        training.read(at, &mut buffer[kept..])?;
-        at += (buffer.len() - kept) as u64;
-        grams.look_through(&buffer);
+    let mut whole = true;
+    let mut buffer = Vec::with_capacity(PIECE + GRAM);
+    for source in training {
+        let (end, mut at) = (source.tokens().min(LOOKED_THROUGH), 0);
+        buffer.clear();
+        while at < end {
+            // Grams that begin in one piece and end in the next are looked at with the next.
+            let kept = buffer.len().min(GRAM - 1);
+            buffer.drain(..buffer.len() - kept);
+            buffer.resize(kept + (end - at).min(PIECE as u64) as usize, 0);
+            source.read(at, &mut buffer[kept..])?;
+            at += (buffer.len() - kept) as u64;
+            grams.look_through(&buffer);
+        }
+        whole &= end == source.tokens();
     }
-    Ok(Some((grams, end == training.tokens())))
+    Ok(Some((grams, whole)))
 }
 
 #[cfg(test)]

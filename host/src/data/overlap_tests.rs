@@ -81,7 +81,7 @@ fn nothing_is_said_of_documents_that_are_too_short_to_tell() {
     let mut training = TrainingTokens::new(Arc::new(shards), &Split::new(0, 0.0).unwrap(), "texts").unwrap();
     let mut share = |tokens| {
         let set = ValidationSet::first(feed(documents()), tokens).unwrap();
-        look_for(&set, &mut training).unwrap().map(|overlap| overlap.share)
+        look_for(&set, std::slice::from_mut(&mut training)).unwrap().map(|overlap| overlap.share)
     };
     assert_eq!((share(GRAM - 1), share(1000)), (None, Some(1.0)));
 }

@@ -52,7 +52,11 @@ impl MainMemory {
         let given_back = arena.saturating_add(sum(&lines) - always);
         let on_cpu = !config.device.starts_with("cuda");
         let most = config.budget.filter(|_| on_cpu).map_or(u64::MAX, |budget| budget.saturating_sub(always));
-        let baselines = if config.baseline_tokens == 0 { 0 } else { given_back.max(BASELINES.min(most)) };
+        let baselines = if config.baseline_tokens == 0 || config.data.is_mixture() {
+            0
+        } else {
+            given_back.max(BASELINES.min(most))
+        };
         let before = |name, bytes| line(name, always.saturating_add(found.page_bytes).saturating_add(bytes));
         let cap = Some(config.vocab_size());
         let moments = vec![

@@ -4,6 +4,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior, context};
 use serde::Serialize;
 
+use super::MOST_RUNS;
 use super::chart::{Chart, Curve, Drawing, Level, Marked, Size, Style};
 use super::facts::{Fact, cut, differing};
 use super::known::{Known, PROFILE, Profile};
@@ -283,7 +284,16 @@ fn charts(run: &Known, number: usize, detail: Detail) -> Vec<Chart> {
         ("norm", "Norm of the gradient, before the clip", &curves.norm, true, 30.0),
         ("tokens_per_s", "Tokens a second", &curves.speed, true, f64::INFINITY),
     ];
-    all.into_iter().filter_map(draw).collect()
+    all.into_iter().filter_map(draw).chain(by_source(run, number, detail)).collect()
+}
+
+/// The validation loss of each source of a mixture, as far as there are colours.
+fn by_source(run: &Known, number: usize, detail: Detail) -> Option<Chart> {
+    let last = |name: &str| cut(name.rsplit('/').find(|part| !part.is_empty()).unwrap_or(name), 40);
+    let names = run.config.data.names().map(last);
+    let each = run.curves.by_source.iter().map(|series| series.within(detail.buckets / 2));
+    let all: Named = names.zip(each).take(MOST_RUNS).collect();
+    small(format!("r{number}-sources"), "Validation loss by source", &all, false, 3.0)
 }
 
 fn small(id: String, title: &str, all: &[(String, Series)], from_zero: bool, log_from: f64) -> Option<Chart> {

@@ -10,7 +10,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::series::{Lowest, Series};
-use crate::config::ConfigError;
+use crate::config::{ConfigError, MOST_SOURCES};
 use crate::regular;
 use crate::run::metrics::LINES;
 
@@ -69,6 +69,8 @@ pub struct Curves {
     pub speed: Series,
     /// What else was logged, by its name.
     pub gauges: Vec<(String, Series)>,
+    /// Validation loss of each source of a mixture, in the order of `--data`.
+    pub by_source: Vec<Series>,
     /// Evaluations, the lowest of each stretch.
     pub evaluations: Lowest<Evaluation>,
     /// The lowest of all.
@@ -165,6 +167,7 @@ impl Default for Curves {
             norm: series(),
             speed: series(),
             gauges: Vec::new(),
+            by_source: Vec::new(),
             evaluations: Lowest::new(EVALUATIONS),
             best: None,
             last: None,
@@ -269,6 +272,13 @@ impl Curves {
             expected,
         };
         self.evaluations.add(step, loss, evaluation);
+        let each = row.get("val_by_source").and_then(Value::as_array);
+        for (number, loss) in each.into_iter().flatten().take(MOST_SOURCES).enumerate() {
+            if number == self.by_source.len() {
+                self.by_source.push(Series::new(BUCKETS));
+            }
+            self.by_source[number].add(step, loss.as_f64());
+        }
         self.best = self.best.filter(|best| best.loss <= loss).or(Some(evaluation));
         self.foretold = self.foretold.or(Some(evaluation).filter(|one| one.expected.is_some()));
         self.last = Some(evaluation);
@@ -309,6 +319,14 @@ mod tests {
         let last = curves.last.unwrap();
         assert_eq!((last.loss, last.error, last.expected), (3.5, Some(0.25), Some([1.2, 1.1, 1.3])));
         assert_eq!((curves.best, curves.foretold, curves.cut), (Some(last), Some(last), false));
+    }
+
+    #[test]
+    fn losses_of_sources_are_kept_apart() {
+        let line = |step, each| format!("{{\"step\":{step},\"val_loss\":2.0,\"val_by_source\":{each}}}\n");
+        let curves = read(&(line(1, "[1.0,3.0]") + &line(2, "[0.5,null]"))).unwrap();
+        let last = curves.by_source.iter().map(|series| (series.count(), series.last)).collect::<Vec<_>>();
+        assert_eq!(last, [(2, Some((2, 0.5))), (1, Some((1, 3.0)))]);
     }
 
     #[test]

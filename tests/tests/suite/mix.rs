@@ -135,6 +135,13 @@ fn a_run_on_two_sources_says_what_it_draws_and_scores_each_and_resumes_exactly()
     let two = train(dir, &format!("{data} --validation v.jsonl --validation v.jsonl --steps 3 --out two"));
     let two = numbers(&two.ok().json_lines().pop().unwrap()["val_by_source"]);
     assert_eq!(two[0], two[1]);
+    // What is scored stands in the second source.
+    fs::copy(dir.join("moved/code.jsonl"), dir.join("seen.jsonl")).unwrap();
+    let seen = line(&format!("{data} --validation seen.jsonl --steps 3 --out seen"));
+    // More of a document is scored than what is looked for.
+    let seen = host(dir, &seen.replace("--eval-tokens 500", "--eval-tokens 4000"));
+    let seen = seen.ok().json_lines().pop().unwrap();
+    assert!(seen["val_overlap"].as_f64().unwrap() > 0.8, "{seen}");
 }
 
 #[test]

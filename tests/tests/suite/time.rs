@@ -58,7 +58,8 @@ fn a_run_ends_on_time_and_goes_on_from_before_its_rate_fell() {
     let more = host(dir, &format!("{} --out run --resume --json", line("6s"))).ok();
     let last: Value = serde_json::from_str(more.out.lines().last().unwrap()).unwrap();
     let now = steps_of(&run);
-    assert!(now.len() > done.len() && now[..falls as usize] == done[..falls as usize], "{} steps", now.len());
+    // A machine that others slow down in the meantime may do fewer steps than before.
+    assert!(now.len() as u64 > falls && now[..falls as usize] == done[..falls as usize], "{} steps", now.len());
     assert_eq!(now[falls as usize].2, highest, "the rate goes on");
     let seconds = last["seconds_of_time"].as_f64().unwrap();
     assert!((4.8..7.2).contains(&seconds), "{seconds} s");

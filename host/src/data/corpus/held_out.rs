@@ -6,6 +6,7 @@ use super::super::choice::{self, Validation};
 use super::super::error::SourceError;
 use super::super::ngram::Baselines;
 use super::super::overlap::{self, Overlap};
+use super::super::shards::training::TrainingTokens;
 use super::super::source::Source;
 use super::super::split::Part;
 use super::super::validation::ValidationSet;
@@ -18,16 +19,18 @@ const CLEAN: f64 = 0.1;
 const MOST_LOOKS: u32 = 24;
 
 impl Corpus {
-    /// At most `max_tokens` tokens of the source's documents to score; `trained` are all sources of the run.
-    pub(super) fn own_validation(&self, max_tokens: u64, trained: &[&Corpus]) -> Result<Validation, SourceError> {
+    /// The training side of each source of the run, where the tokens of all are at hand.
+    fn trained(&self) -> Result<Option<Vec<TrainingTokens>>, SourceError> {
+        let of = |part: &Corpus| part.shards.as_ref().map(|shards| part.tokens(shards)).transpose();
+        Ok(self.parts().map(of).collect::<Result<Vec<_>, _>>()?.into_iter().collect())
+    }
+
+    /// At most `max_tokens` tokens of the source's documents to score, a source of `run`.
+    pub(super) fn own_validation(&self, max_tokens: u64, run: &Corpus) -> Result<Validation, SourceError> {
         if !self.clean_validation || matches!(self.validation.as_ref().unwrap_or(&self.source), Source::Tales) {
             return self.validation_without(max_tokens, &BTreeSet::new());
         }
-        let tokens = |of: &&Corpus| match &of.shards {
-            Some(shards) => of.tokens(shards),
-            None => Err(SourceError::Streamed { name: of.name() }),
-        };
-        let mut tokens = trained.iter().map(tokens).collect::<Result<Vec<_>, _>>()?;
+        let Some(mut trained) = run.trained()? else { return Err(SourceError::Streamed { name: self.name() }) };
         let mut dirty = BTreeSet::new();
         for _ in 0..MOST_LOOKS {
             let mut chosen = match self.validation_without(max_tokens, &dirty) {
@@ -36,10 +39,8 @@ impl Corpus {
                 chosen => chosen?,
             };
             let before = dirty.len();
-            for tokens in &mut tokens {
-                let shares = chosen.numbers.iter().zip(overlap::of_each(&chosen.set, tokens)?);
-                dirty.extend(shares.filter(|(_, share)| *share > CLEAN).map(|(number, _)| *number));
-            }
+            let shares = chosen.numbers.iter().zip(overlap::of_each(&chosen.set, &mut trained)?);
+            dirty.extend(shares.filter(|(_, share)| *share > CLEAN).map(|(number, _)| *number));
             if dirty.len() == before {
                 chosen.passed_over = before;
                 return Ok(chosen);
@@ -80,9 +81,7 @@ impl Corpus {
     /// # Errors
     /// Training tokens that cannot be read.
     pub fn overlap(&self, set: &ValidationSet) -> Result<Option<Overlap>, SourceError> {
-        // Of several, one has it and another has not.
-        let Some(shards) = self.shards.as_ref().filter(|_| self.shares.is_none()) else { return Ok(None) };
-        overlap::look_for(set, &mut self.tokens(shards)?)
+        self.trained()?.map_or(Ok(None), |mut trained| overlap::look_for(set, &mut trained))
     }
 
     /// Kneser-Ney n-gram losses on `validation`, counted on at most `most` training tokens and in at most `bytes` of

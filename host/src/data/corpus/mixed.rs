@@ -98,7 +98,7 @@ pub(super) fn joined(config: &Config, parts: Vec<(Config, Corpus)>) -> Corpus {
 
 impl Corpus {
     /// The sources of the run.
-    fn parts(&self) -> impl Iterator<Item = &Corpus> {
+    pub(super) fn parts(&self) -> impl Iterator<Item = &Corpus> {
         std::iter::once(self).chain(&self.beside)
     }
 
@@ -165,12 +165,11 @@ impl Corpus {
     /// # Errors
     /// A source that cannot be read, or holds nothing for validation.
     pub fn validation(&self, max_tokens: u64) -> Result<Validation, SourceError> {
-        let trained: Vec<_> = self.parts().collect();
         let Some(shares) = self.shares.as_ref().filter(|_| !self.one_validation) else {
-            return self.own_validation(max_tokens, &trained);
+            return self.own_validation(max_tokens, self);
         };
-        let each = (max_tokens / trained.len() as u64).max(2);
-        let chosen = trained.iter().map(|part| part.own_validation(each, &trained));
+        let each = (max_tokens / (1 + self.beside.len() as u64)).max(2);
+        let chosen = self.parts().map(|part| part.own_validation(each, self));
         Ok(Validation::joined(chosen.collect::<Result<_, _>>()?, &shares.of_all()))
     }
 
