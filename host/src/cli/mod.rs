@@ -22,7 +22,6 @@ mod record;
 mod refused;
 mod report;
 mod runs;
-mod sample;
 mod sampling;
 mod shown;
 mod start;

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use capful_core::train::Curriculum;
@@ -13,7 +14,6 @@ use super::opened::{
 use super::output::{fitting, lost, say, tell, tell_within, within};
 use super::record::{began, ended};
 use super::report::{Beside, expected, report, result, waited};
-use super::sample::sample;
 use super::suggest;
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
@@ -35,6 +35,7 @@ use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::origin::Origin;
 use crate::run::outcome::TrainError;
 use crate::run::progress::Progress;
+use crate::run::sample::Samples;
 use crate::run::train::{Observer, Trainer};
 use crate::run::{Session, checkpoint, directory, generation, metrics, moved};
 use crate::suggest::wants_a_rate;
@@ -447,7 +448,8 @@ impl Job<'_> {
         let sample = if json {
             Ok(String::new())
         } else {
-            sample(config, &mut session, corpus.tokenizer.as_ref(), &validation.set)
+            let tokenizer = Arc::clone(&corpus.tokenizer);
+            Samples::new(config, &session, tokenizer, &validation.set).draw(&mut session)
         };
         let usage = Usage::of(&plan, &outcome, &mut session);
         // The baselines get the memory that the session gives back.
@@ -472,7 +474,7 @@ impl Job<'_> {
             if json { say!("{result}") } else { report(config, corpus, dir, &beside, &outcome, &usage) }
         });
         said.map_err(|e| work(format_args!("{e}; the run is saved in {}", dir.display())))?;
-        let sample = sample?;
+        let sample = sample.map_err(work)?;
         if !json {
             say!("\n{}", within(&sample, &io::stdout()))?;
         }

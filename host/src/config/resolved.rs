@@ -210,9 +210,16 @@ impl Config {
 
     /// Refuses what is decided by evaluations on the way where there are none.
     fn validate_evaluations(&self) -> Result<(), ConfigError> {
-        let asked = match (self.keep_best, self.patience) {
-            (true, _) => "--keep-best".to_owned(),
-            (_, patience @ 1..) => format!("--patience {patience}"),
+        if self.samples && matches!(self.model, ModelConfig::NeuroGen(_)) {
+            return error(
+                "--samples: what a NeuroGen says changes its state, which training goes on from; leave it out"
+                    .to_owned(),
+            );
+        }
+        let asked = match (self.keep_best, self.patience, self.samples) {
+            (true, ..) => "--keep-best".to_owned(),
+            (_, patience @ 1.., _) => format!("--patience {patience}"),
+            (.., true) => "--samples".to_owned(),
             _ => return Ok(()),
         };
         if self.eval_every > 0 {
@@ -445,6 +452,8 @@ mod tests {
                 "eval_every = 0\nkeep_best = true",
                 "--keep-best: this run is evaluated at its end only; give --eval-every N",
             ),
+            ("eval_every = 0\nsamples = true", "--samples: this run is evaluated at its end only"),
+            ("preset = 'neurogen-tiny'\nsamples = true", "what a NeuroGen says changes its state"),
             ("eval_every = 0\npatience = 3", "--patience 3: this run is evaluated at its end only"),
             ("save_minutes = -1.0", "save-minutes"),
             ("preset = 'yxanul-tiny'\n[model]\nkv_heads = 3", "kv_heads"),

@@ -227,6 +227,9 @@ keys! {
             keep_best: bool = false, switch().quiet().neutral()
                 .page("The checkpoint of the lowest validation loss is kept too, beside the last ones, see the \
                        [guide](guide.md#the-best-checkpoint)");
+            /// Draws a sample of the model at each evaluation, for the page of the run
+            samples: bool = false, switch().quiet().neutral()
+                .page("A sample of the model is drawn at each evaluation, for [`host report`](guide.md#report)");
             /// Ends the run after so many evaluations in a row without a lower validation loss; 0 for never
             patience: u32 = 0, flag("N").quiet().neutral()
                 .page("Evaluations in a row without a lower validation loss after which the run ends; 0 for never");

@@ -224,8 +224,11 @@ impl Known {
 
     /// What the model said, and after which step.
     pub fn samples(&self) -> Vec<(u64, String)> {
-        let all = self.ended.iter().filter_map(|ended| Some((ended.step, cut(ended.sample.as_ref()?, SAMPLE))));
-        let mut all: Vec<_> = all.collect();
+        let ended = self.ended.iter().filter_map(|ended| Some((ended.step, ended.sample.as_ref()?)));
+        let on_the_way = self.sampled.iter().map(|sampled| (sampled.step, &sampled.sample));
+        let mut all: Vec<_> = ended.chain(on_the_way).map(|(step, said)| (step, cut(said, SAMPLE))).collect();
+        all.sort_by_key(|(step, _)| *step);
+        all.dedup_by_key(|(step, _)| *step);
         // The first, and the last ones.
         if all.len() > SAMPLES {
             all.drain(1..=all.len() - SAMPLES);

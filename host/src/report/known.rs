@@ -12,7 +12,7 @@ use crate::regular;
 use crate::run::checkpoint::{self, TrainerState};
 use crate::run::directory;
 use crate::run::history::History;
-use crate::run::sessions::{self, Began, Ended, Event};
+use crate::run::sessions::{self, Began, Ended, Event, Sampled};
 use crate::run::standing::{self, State};
 
 /// The file that `host bench --profile --json` was written to.
@@ -119,8 +119,10 @@ pub struct Known {
     pub saved: Option<TrainerState>,
     /// Where its model came from, and what was changed.
     pub history: History,
-    /// How its commands began, and what they came to.
+    /// How its commands began, what the model said on the way, and what they came to.
     pub began: Vec<Began>,
+    /// See [`Known::began`].
+    pub sampled: Vec<Sampled>,
     /// See [`Known::began`].
     pub ended: Vec<Ended>,
     /// Where a step's time goes, where that was measured.
@@ -150,10 +152,15 @@ impl Known {
         let config = directory::read_config(dir)?;
         let last = checkpoint::last(dir).map_err(|e| ConfigError(e.to_string()))?;
         let (state, saved) = standing::of(dir, &config, last.as_deref()).map_err(ConfigError)?;
-        let (mut began, mut ended) = (Vec::new(), Vec::new());
+        let (mut began, mut sampled, mut ended) = (Vec::<Began>::new(), Vec::<Sampled>::new(), Vec::new());
         for event in sessions::read(dir).map_err(ConfigError)? {
             match event {
-                Event::Began(one) => began.push(one),
+                Event::Began(one) => {
+                    // What was behind the checkpoint that it goes on from is done anew.
+                    sampled.retain(|sampled| sampled.step <= one.step);
+                    began.push(one);
+                }
+                Event::Sampled(one) => sampled.push(one),
                 Event::Ended(one) => ended.push(one),
             }
         }
@@ -170,6 +177,7 @@ impl Known {
             saved,
             history: History::of(dir, &config)?,
             began,
+            sampled,
             ended,
             profile: read::<Benched>(&dir.join(PROFILE))?.map(|benched| benched.profile),
             curves: Curves::read(dir)?,

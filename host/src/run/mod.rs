@@ -27,6 +27,7 @@ pub mod profile;
 pub mod progress;
 mod rehearsal;
 mod restored;
+pub mod sample;
 mod session;
 pub mod sessions;
 pub mod shapes;

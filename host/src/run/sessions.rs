@@ -19,6 +19,8 @@ pub const FILE_NAME: &str = "sessions.jsonl";
 pub enum Event {
     /// A command began to train.
     Began(Began),
+    /// What the model said at an evaluation.
+    Sampled(Sampled),
     /// It came to its end.
     Ended(Ended),
 }
@@ -43,6 +45,15 @@ pub struct Began {
     /// What was said of the data: order, held-out documents, what the tokenizer does not know.
     #[serde(default)]
     pub data: Vec<String>,
+}
+
+/// A sample of the model on the way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sampled {
+    /// Steps done.
+    pub step: u64,
+    /// What the model says.
+    pub sample: String,
 }
 
 /// What a command came to.

@@ -29,6 +29,7 @@ use super::outcome::{Outcome, TrainError};
 use super::outlook::{self, Outlook};
 use super::progress::{Ahead, Progress};
 use super::restored::restore;
+use super::sample::Samples;
 use super::session::Rows;
 use super::shapes::{blocks, largest_block, shapes};
 use super::speed::Speedometer;
@@ -73,6 +74,8 @@ pub struct Trainer<'a> {
     state: TrainerState,
     /// What is drawn of each source of a mixture.
     shares: Option<Shares>,
+    /// Of rank 0 of a run that draws them, and the run's directory.
+    samples: Option<(Samples, PathBuf)>,
     /// Where it will end: of rank 0 alone, and of a text whose tokens are counted.
     outlook: Option<Outlook>,
     /// The last evaluation, of the weights and of their averages, and its step.
@@ -205,6 +208,8 @@ impl<'a> Trainer<'a> {
         let metrics = metrics.map(|metrics| metrics.of_sources(&corpus.labels()));
         let text = metrics.as_ref().and_then(|_| outlook::of_text(corpus, validation));
         let outlook = text.map(|text| Outlook::of(text, dir, state.step, ending.end())).transpose().map_err(io)?;
+        let samples = (config.samples && config.rank == 0)
+            .then(|| (Samples::new(config, &session, Arc::clone(&corpus.tokenizer), validation), dir.to_owned()));
         Ok(Trainer {
             config,
             stages,
@@ -218,6 +223,7 @@ impl<'a> Trainer<'a> {
             gauges: Gauges::new(gauges),
             metrics,
             shares: corpus.shares().cloned(),
+            samples,
             outlook,
             session,
             scored: None,

@@ -135,6 +135,30 @@ fn the_numbers_of_a_page_are_those_of_its_run() {
     assert!(differing.contains("data-key=\"model.family\"") && !differing.contains("data-key=\"seed\""), "{differing}");
 }
 
+/// Samples on the way change no weight, are shown each after its step, and are done anew where a run goes on from before them.
+#[test]
+fn a_page_has_the_samples_of_a_run_as_they_changed() {
+    let dir = directory();
+    let dir = dir.path();
+    for (family, flags) in &families()[..2] {
+        let train =
+            |more: &str| host(dir, &format!("train {flags} --schedule constant --eval-every 10 --threads 2 {more}"));
+        let weights = |run: &str| fs::read(dir.join(run).join("checkpoint-00000030/model.safetensors")).unwrap();
+        train(&format!("--steps 30 --out {family}")).ok();
+        let sampled = format!("{family}-sampled");
+        train(&format!("--samples --steps 20 --save-every 15 --out {sampled}")).ok();
+        fs::remove_dir_all(dir.join(&sampled).join("checkpoint-00000020")).unwrap();
+        host(dir, &format!("train --resume --steps 30 --json --out {sampled}")).ok();
+        assert!(weights(family) == weights(&sampled), "{family}");
+        host(dir, &format!("report --run {sampled} --out page.html")).ok();
+        let html = fs::read_to_string(dir.join("page.html")).unwrap();
+        assert_eq!(all(&html, "<pre class=\"sample\" data-step=\""), ["10", "20", "30"], "{family}");
+        let texts: Vec<_> =
+            html.split("<pre class=\"sample\"").skip(1).map(|rest| rest.split("</pre>").next()).collect();
+        assert!(texts[0] != texts[2], "{family}: {texts:?}");
+    }
+}
+
 #[test]
 fn whatever_a_run_has_written_is_text() {
     let dir = directory();

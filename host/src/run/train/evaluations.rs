@@ -1,6 +1,7 @@
 //! What a run evaluates on the way, and what follows from it.
 
 use super::{Observer, Trainer};
+use crate::allocations::{self, Activity};
 use crate::device::DeviceError;
 use crate::ranks::together;
 use crate::run::evaluate::Score;
@@ -8,6 +9,7 @@ use crate::run::evaluations::ROSE;
 use crate::run::metrics::EvalMetrics;
 use crate::run::outcome::TrainError;
 use crate::run::progress::Progress;
+use crate::run::sessions::{self, Event, Sampled};
 
 /// What an evaluation found of the weights, and of their averages where there are any.
 #[derive(Clone, Copy)]
@@ -77,6 +79,7 @@ impl Trainer<'_> {
         together::together(self.peers.as_ref(), written, String::clone, |elsewhere| elsewhere.what)
             .map_err(|e| self.failed(e))?;
         observer.evaluation(&metrics);
+        self.draw_sample(step)?;
         // Once: not where the same step is evaluated again.
         let opened = rose == ROSE && known.is_some_and(|known| known.rose != rose);
         let lowest = self.state.evaluations.and_then(|evaluations| evaluations.best);
@@ -84,6 +87,17 @@ impl Trainer<'_> {
         let scores = Scores { score, averaged };
         self.scored = Some((step, scores));
         Ok(Some(scores))
+    }
+
+    /// Draws a sample of the weights and keeps it beside the metrics, where the run does.
+    fn draw_sample(&mut self, step: u64) -> Result<(), TrainError> {
+        let Some((samples, dir)) = &mut self.samples else { return Ok(()) };
+        let session = &mut self.session;
+        let kept: Result<_, DeviceError> = allocations::during(Activity::Report, || {
+            let sample = samples.draw(session)?;
+            Ok(sessions::add(dir, &Event::Sampled(Sampled { step, sample })))
+        });
+        kept.map_err(|e| self.failed_here(e))?.or_else(|e| self.lose_file(e))
     }
 
     /// Whether the step that is done is one after which a run evaluates.
