@@ -2,7 +2,7 @@
 
 use capful_core::device::{Rates, Single};
 use capful_core::memory::{Entry, Region, Role};
-use capful_core::model::transformer::{self, Biases, Dialect};
+use capful_core::model::transformer::{self, Adapters, Biases, Dialect};
 use capful_core::model::{MicroBatch, Products, Recompute, Transformer};
 use capful_core::ops::{self, Chance, Dropout, Kind, NormKind, RotaryScaling};
 use capful_core::optimizer::Optimizer;
@@ -130,6 +130,14 @@ impl Peer for Config {
                 Names::Llama => Dialect::Llama,
             },
             first: transformer::FirstValues::Published,
+            adapters: self.adapters.map(|(rank, alpha)| Adapters {
+                rank: rank as u32,
+                alpha: alpha as f32,
+                qkv: true,
+                out: true,
+                up: true,
+                down: true,
+            }),
         })
     }
 

@@ -62,6 +62,8 @@ macro_rules! for_each_operation {
             Softcap,
             Spike,
             SpikeGrad,
+            Spread,
+            SpreadGrad,
             SquaredNorm,
             SumNorms,
             SumParts,

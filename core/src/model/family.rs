@@ -126,6 +126,8 @@ pub enum ModelError {
         /// The layers.
         layers: u32,
     },
+    /// Adapters that the model cannot have: why.
+    Adapters(&'static str),
     /// A factorised embedding whose head is not tied to it.
     Untied,
     /// The rotated dims of a head are odd or more than the head has.
@@ -227,6 +229,7 @@ impl core::fmt::Display for ModelError {
                 f,
                 "{tables} value tables (value_tables) are more than the {layers} layers that use them; lower value_tables"
             ),
+            ModelError::Adapters(why) => write!(f, "adapters (lora_rank) do not go with this: {why}"),
             ModelError::Untied => f.write_str("a factorised embedding is tied; set tied=true, or rank=0 for none"),
             ModelError::Rotary { dims, size } => {
                 write!(f, "{dims} rotary dims in heads of {size}: they must be even and no more than the head has")

@@ -1,6 +1,7 @@
 //! What the user wrote → what will run. [`RawConfig`] is flags and files as written; [`Config`] is everything
 //! resolved, validated and saved with the run.
 
+mod adapters;
 mod attention;
 mod choices;
 mod count;
@@ -34,6 +35,7 @@ mod value;
 mod vocabulary;
 mod warmup;
 
+pub use adapters::LoraTargets;
 pub use choices::{
     Attention, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision,
     TokenizerChoice, Weights,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use capful_core::memory::Entry;
+use safetensors::Dtype as FileDtype;
 use serde::Deserialize;
 
 use super::safetensors::{TensorFile, TensorFileError};
@@ -131,6 +132,32 @@ impl Tensors {
             self.places[i].called = called;
         }
         Ok(())
+    }
+
+    /// As [`TensorFile::describe`], by the name that a tensor has here.
+    pub fn describe(&self, name: &str) -> Option<(FileDtype, &[usize])> {
+        let place = &self.places[*self.index.get(name)?];
+        self.files[place.file].describe(&place.name)
+    }
+
+    /// As [`TensorFile::read_numbers`], by the name that a tensor has here.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_numbers(
+        &mut self,
+        name: &str,
+        first: u64,
+        numbers: &mut [f32],
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), TensorFileError> {
+        let (file, there) = self.file(name);
+        file.read_numbers(&there, first, numbers, bytes)
+    }
+
+    /// Where the files lie.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(TensorFile::path)
     }
 
     fn has(&self, name: &str) -> bool {

@@ -164,6 +164,7 @@ impl Family for Transformer {
         let logits = [1, 1, micro.chunk_rows(), self.vocabulary_rows()];
         let wide = lay("logits_or_grad.activated_or_qkv", larger(logits, widest));
         let copies = profile.quantises().then(|| Copies::lay(self, micro.tokens(), ledger));
+        let adapters = self.lay_adapter_grads(micro.tokens(), profile, ledger);
         Training {
             batch: regions,
             forward,
@@ -175,6 +176,7 @@ impl Family for Transformer {
             low_grad,
             wide,
             copies,
+            adapters,
         }
     }
 

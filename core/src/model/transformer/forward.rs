@@ -188,8 +188,8 @@ impl Pass<'_> {
         }
     }
 
-    /// A product of a layer, by way of copies or codes where there are any.
-    fn project(
+    /// A product of a layer by its weight, by way of copies or codes where there are any.
+    pub(super) fn project_alone(
         &self,
         device: &mut dyn Device,
         product: (Projection, u32),

@@ -5,6 +5,7 @@
 //! A final norm makes h. With a rank r the embedding is `E[id] · Pᵀ` and the logits are `(h · P) · Eᵀ` (Lan et al. 2020);
 //! without one the logits are h times the embedding, or times a table of the head's own.
 
+mod adapters;
 mod backward;
 mod copies;
 mod family;
@@ -17,6 +18,7 @@ mod regions;
 mod tests;
 mod weights;
 
+pub use adapters::{Adapter, Adapters, is_adapter};
 pub use integers::Integers;
 pub use names::Dialect;
 use regions::QkInput;
@@ -150,6 +152,8 @@ pub struct Transformer {
     pub dialect: Dialect,
     /// How first values are drawn.
     pub first: FirstValues,
+    /// What learns in the place of everything else, where that is frozen: see [`Adapters`].
+    pub adapters: Option<Adapters>,
 }
 
 impl Transformer {
@@ -180,6 +184,7 @@ impl Transformer {
         norm_eps: 1e-5,
         dialect: Dialect::GptNeox,
         first: FirstValues::Published,
+        adapters: None,
     };
     /// The parts of a Llama (Touvron et al. 2023) whose embedding is tied, without sizes. A Yxanul has a rank besides.
     pub const LLAMA: Transformer = Transformer {
@@ -316,6 +321,7 @@ impl Transformer {
         if !dims.is_multiple_of(2) || dims > size {
             return Err(ModelError::Rotary { dims, size });
         }
+        self.check_adapters()?;
         if self.value_tables > self.layers {
             return Err(ModelError::ValueTables { tables: self.value_tables, layers: self.layers });
         }
@@ -324,6 +330,20 @@ impl Transformer {
             Some(_) if !self.tied => Err(ModelError::Untied),
             _ => Ok(()),
         }
+    }
+
+    fn check_adapters(&self) -> Result<(), ModelError> {
+        let Some(Adapters { rank, alpha, qkv, out, up, down }) = self.adapters else { return Ok(()) };
+        // Of a projection of three parts they are as wide as all of these.
+        check_sizes(&[("lora_rank", rank), ("3 * lora_rank", rank.saturating_mul(3))])?;
+        check_constants(&[("lora_alpha", alpha, Must::Positive)])?;
+        if !(qkv || out || up || down) {
+            return Err(ModelError::Adapters("no projection is named that they belong to"));
+        }
+        if self.value_tables > 0 || self.stream_scalars {
+            return Err(ModelError::Adapters("value tables and stream scalars, which this model has, always learn"));
+        }
+        Ok(())
     }
 
     fn check_scaling(&self) -> Result<(), ModelError> {
@@ -354,6 +374,10 @@ impl Transformer {
             None => count(&[vocabulary, d]),
         };
         let products = count(&[layers, layer]).saturating_add(ends);
-        count(&[6, products]).saturating_add(count(&[12, layers, mixed, seq_len.into()]))
+        let attention = count(&[12, layers, mixed, seq_len.into()]);
+        // A frozen weight has no gradient of its own.
+        let each = if self.adapters.is_some() { 4 } else { 6 };
+        let adapters = count(&[6, layers, self.adapter_elements()]);
+        count(&[each, products]).saturating_add(attention).saturating_add(adapters)
     }
 }

@@ -1,6 +1,6 @@
 //! Linear layers and their gradients: the product in all three cases, with everything folded into it.
 
-use capful_core::ops::{Epilogue, Linear, LinearGrad};
+use capful_core::ops::{Epilogue, Linear, LinearGrad, Spread, SpreadGrad, part_count};
 use capful_core::random::Random;
 
 use super::{Lay, Witness, matrix, vector};
@@ -92,6 +92,8 @@ struct Parts {
     /// Of the input's bias.
     x_bias: bool,
     gelu: bool,
+    /// Whether the input's gradient is added to what is there.
+    add: bool,
 }
 
 fn linear_grad(l: &mut Lay, [rows, inputs, outputs]: [u32; 3], parts: Parts) -> LinearGrad {
@@ -102,7 +104,10 @@ fn linear_grad(l: &mut Lay, [rows, inputs, outputs]: [u32; 3], parts: Parts) -> 
         x: l.normal(matrix(rows, inputs), 1.0),
         weight: l.normal(sides, 1.0),
         out_grad: l.normal(matrix(rows, outputs), 1.0),
-        x_grad: parts.x.then(|| l.poison(matrix(rows, inputs))),
+        x_grad: parts
+            .x
+            .then(|| if parts.add { l.normal(matrix(rows, inputs), 1.0) } else { l.poison(matrix(rows, inputs)) }),
+        add: parts.add,
         before_gelu: parts.gelu.then(|| l.normal(matrix(rows, inputs), 1.0)),
         weight_grad: parts.weight.then(|| l.gradient(sides, accumulate)),
         bias_grad: parts.bias.then(|| l.gradient(vector(outputs), accumulate)),
@@ -126,15 +131,39 @@ pub fn linear_grad_overwrites_and_accumulates(w: &mut impl Witness) {
         ] {
             // Of so many columns that roundings before the sums are averaged.
             let x_bias = x && !transposed && size[1] >= 16;
-            let parts = Parts { accumulate, transposed, x, weight, bias: weight, x_bias, gelu: accumulate && x };
+            let parts = Parts {
+                accumulate,
+                transposed,
+                x,
+                weight,
+                bias: weight,
+                x_bias,
+                gelu: accumulate && x,
+                add: accumulate && x,
+            };
             w.case(|l| linear_grad(l, size, parts));
         }
     }
     for (size, transposed) in [([9, 90, 71], false), ([300, 40, 30], true), ([65, 33, 64], true)] {
         for (accumulate, gelu, x_bias) in [(false, true, true), (true, false, true), (false, true, false)] {
-            let parts = Parts { accumulate, transposed, x: true, weight: true, bias: false, x_bias, gelu };
+            let parts = Parts { accumulate, transposed, x: true, weight: true, bias: false, x_bias, gelu, add: false };
             w.case(|l| linear_grad(l, size, parts));
-            w.case(|l| linear_grad(l, size, Parts { weight: false, ..parts }));
+            w.case(|l| linear_grad(l, size, Parts { weight: false, add: true, ..parts }));
+        }
+    }
+}
+
+pub fn parts_are_spread_over_blocks_and_their_gradient(w: &mut impl Witness) {
+    for (parts, rows, r) in
+        [([0; 3], 1, 1), ([0; 3], 300, 8), ([5, 7, 0], 12, 3), ([64, 16, 16], 96, 8), ([1, 2, 200], 203, 5)]
+    {
+        let (narrow, wide) = (matrix(rows, r), matrix(rows, part_count(&parts) * r));
+        w.case(|l| Spread { x: l.normal(narrow, 1.0), parts, scale: 0.3, out: l.poison(wide) });
+        for accumulate in [false, true] {
+            w.case(|l| {
+                let (out_grad, x_grad) = (l.gradient(wide, true), l.gradient(narrow, accumulate));
+                SpreadGrad { out_grad, parts, scale: 0.3, x_grad, accumulate }
+            });
         }
     }
 }

@@ -9,6 +9,7 @@ pub(super) mod product;
 pub(super) mod quantise;
 mod quantise_rows;
 mod rescale;
+mod spread;
 mod tensor_map;
 pub(super) mod tuning;
 pub(super) mod warpgroup_product;

@@ -2,8 +2,10 @@
 
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::transformer::{Biases, Lasting, Training};
-use capful_core::model::{self, Activation, Batch, Family as _, MicroBatch, Purpose, Recompute, Transformer};
+use capful_core::model::transformer::{Adapters, Biases, Lasting, Training};
+use capful_core::model::{
+    self, Activation, Batch, Family as _, MicroBatch, Purpose, Recompute, Transformer, transformer,
+};
 use capful_core::ops::{Chance, Dropout, Pattern, Rotary};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
@@ -97,6 +99,9 @@ pub(super) fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
         Init::Zero | Init::Wiring { .. } => vec![0.0; count as usize],
         Init::One => vec![1.0; count as usize],
         Init::Half => vec![0.5; count as usize],
+        Init::Uniform(bound) => {
+            (0..count).map(|i| ((2.0 * random.uniform(i.into()) - 1.0) * f64::from(bound)) as f32).collect()
+        }
         Init::Normal(deviation) => (0..count).map(|i| random.normal(i.into()) * deviation).collect(),
         Init::Rotary { base, scaling } => {
             let [_, positions, pairs, _] = slot.shape;
@@ -280,6 +285,20 @@ fn steps_with_norms_of_queries_and_keys_agree_with_the_reference_in_both_precisi
     agree(&QWEN, &STAGE);
     // Interleaved heads of odd sizes, side by side with the feed-forward.
     agree(&Transformer { head_size: 10, qk_norm: true, ..PYTHIA }, &SHORT);
+}
+
+/// Adapters of every projection.
+const ADAPTERS: Adapters = Adapters { rank: 3, alpha: 5.0, qkv: true, out: true, up: true, down: true };
+
+#[test]
+fn steps_of_adapters_agree_with_the_reference_in_both_precisions() {
+    for model in [PYTHIA, YXANUL, QWEN, Transformer { kv_heads: 1, feed: transformer::Feed::Gelu, ..YXANUL }] {
+        let model = Transformer { adapters: Some(ADAPTERS), ..model };
+        agree(&model, &STAGE);
+        recomputes(&model, &SHORT);
+        repeats(&model, &STAGE);
+    }
+    agree(&Transformer { adapters: Some(Adapters { qkv: false, up: false, ..ADAPTERS }), ..YXANUL }, &STAGE);
 }
 
 #[test]
