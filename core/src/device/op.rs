@@ -25,6 +25,7 @@ macro_rules! for_each_operation {
             Carry,
             Context,
             ContextGrad,
+            Dequantise,
             Dropout,
             Embed,
             EmbedGrad,

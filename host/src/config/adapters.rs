@@ -8,7 +8,8 @@ use capful_core::optimizer::Group;
 use serde::{Deserialize, Serialize};
 
 use super::error::error;
-use super::{AnyFamily, Config, ConfigError, ModelConfig};
+use super::value::Value;
+use super::{AnyFamily, BaseType, Config, ConfigError, ModelConfig, Precision};
 
 /// The projections that have adapters, written as a list of `qkv`, `out`, `gate_up` and `down`; `attention` is the first two, and
 /// `all` is all of them.
@@ -99,7 +100,8 @@ impl Config {
     /// The adapters that learn in the place of the weights, where there are some.
     pub fn adapters(&self) -> Option<Adapters> {
         let LoraTargets { qkv, out, up, down } = self.lora_targets;
-        let all = Adapters { rank: self.lora_rank, alpha: self.lora_alpha, qkv, out, up, down };
+        let base = self.base_type.map(BaseType::core).unwrap_or_default();
+        let all = Adapters { rank: self.lora_rank, alpha: self.lora_alpha, qkv, out, up, down, base };
         Some(all).filter(|adapters| adapters.rank > 0)
     }
 
@@ -121,6 +123,11 @@ impl Config {
             let given = [
                 ("lora-alpha", self.lora_alpha.to_string(), self.lora_alpha != USUAL_ALPHA),
                 ("lora-targets", self.lora_targets.to_string(), self.lora_targets != LoraTargets::ALL),
+                (
+                    "base-type",
+                    self.base_type.map_or(String::new(), |base| Value::text(&base)),
+                    self.base_type.is_some(),
+                ),
             ];
             return match given.into_iter().find(|(_, _, given)| *given) {
                 None => Ok(()),
@@ -142,6 +149,11 @@ impl Config {
                 "--lora-rank {rank}: one process trains adapters alone; leave --exact-ranks and mpirun away"
             ));
         }
+        if self.base_type == Some(BaseType::F32) && self.precision != Precision::F32 {
+            return error(
+                "--base-type f32: products in bf16 read no f32; leave it away, or use --precision f32".to_owned(),
+            );
+        }
         if !self.optimizer().of(Group::Matrix).rule.learns() {
             return error(format!(
                 "--lora-rank {rank}: adapters are of the group matrix, which is frozen; let it learn"
@@ -153,6 +165,8 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use capful_core::model::transformer;
+
     use super::*;
     use crate::config::RawConfig;
 
@@ -180,6 +194,15 @@ mod tests {
             ("lora_rank = 8", "--lora-rank 8 is beside weights that stay as they are; give them with --init-from"),
             ("lora_alpha = 8.0", "--lora-alpha 8 is for adapters; give --lora-rank N"),
             ("lora_targets = 'qkv'", "--lora-targets qkv is for adapters"),
+            ("base_type = 'int8'", "--base-type int8 is for adapters"),
+            (
+                "device = 'cuda'\nprecision = 'bf16'\npreset = 'pythia-tiny'\nlora_rank = 8\ninit_from = 'x'\nbase_type = 'f32'",
+                "products in bf16 read no f32",
+            ),
+            (
+                "device = 'cuda'\nprecision = 'fp8'\npreset = 'yxanul-tiny'\nlora_rank = 8\ninit_from = 'x'\nbase_type = 'int8'",
+                "fp8 has copies in 8 bits of its own",
+            ),
             ("lora_rank = 8\npreset = 'neurogen-tiny'", "a NeuroGen has no adapters"),
             (
                 "preset = 'pythia-tiny'\nlora_rank = 8\ninit_from = 'x'\nexact_ranks = true",
@@ -198,7 +221,15 @@ mod tests {
         let config =
             resolve("preset = 'pythia-tiny'\nlora_rank = 8\ninit_from = 'x'\nlora_targets = 'attention'").unwrap();
         let AnyFamily::Transformer(model) = config.family() else { panic!("another family") };
-        let expected = Adapters { rank: 8, alpha: 16.0, qkv: true, out: true, up: false, down: false };
+        let expected = Adapters {
+            rank: 8,
+            alpha: 16.0,
+            qkv: true,
+            out: true,
+            up: false,
+            down: false,
+            base: transformer::BaseType::Same,
+        };
         assert_eq!(model.adapters, Some(expected));
         assert_eq!(config.resumed(RawConfig::default()).unwrap(), config);
         let without = resolve("").unwrap();

@@ -37,7 +37,7 @@ mod warmup;
 
 pub use adapters::LoraTargets;
 pub use choices::{
-    Attention, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision,
+    Attention, BaseType, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision,
     TokenizerChoice, Weights,
 };
 pub use count::{count, scored_tokens};

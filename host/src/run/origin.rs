@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use capful_core::integer::Integer;
 use capful_core::memory::{Entry, Role, Slot};
 use capful_core::model::transformer::is_adapter;
 use serde_json::Value;
@@ -239,10 +240,14 @@ impl Origin {
             let of = move |e: &&Entry| e.slot.role == role && !is_adapter(e.slot.name);
             lasting.iter().filter(of).copied()
         };
-        let weights: Vec<Entry> = own(Role::Weight).collect();
+        let (integers, floats): (Vec<Entry>, Vec<Entry>) =
+            own(Role::Weight).partition(|e| Integer::of(e.slot.dtype).is_some());
+        let scales: Vec<Entry> = own(Role::Scale).collect();
         let masters = own(Role::Master).map(|e| Entry { slot: Slot { prefix: "", ..e.slot }, ..e });
-        let mut tensors = self.tensors(&weights, family)?;
-        tensors.read_into(&weights, device).map_err(CheckpointError::from)?;
+        let all: Vec<Entry> = own(Role::Weight).collect();
+        let mut tensors = self.tensors(&all, family)?;
+        tensors.read_into(&floats, device).map_err(CheckpointError::from)?;
+        tensors.quantise_into(&integers, &scales, device).map_err(CheckpointError::from)?;
         Ok(tensors.read_into(&masters.collect::<Vec<_>>(), device).map_err(CheckpointError::from)?)
     }
 }

@@ -148,6 +148,8 @@ pub struct Config {
     /// Of every linear layer of a block: the rank r of its adapters and α, where they learn and nothing else does. Then a layer
     /// is y = W x + α / r · B (A x).
     pub adapters: Option<(usize, f64)>,
+    /// Whether the model has the weights beside them in 8 bits, a scale a row. The oracle is given their numbers.
+    pub eight_bits: bool,
     /// What the weights are called.
     pub names: Names,
     /// Which positions a position attends to.
@@ -183,6 +185,7 @@ impl Config {
             scaling: Scaling::None,
             eps: 1e-5,
             adapters: None,
+            eight_bits: false,
             names: Names::GptNeox,
             attention: Pattern::Dense,
         }

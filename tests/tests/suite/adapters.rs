@@ -127,7 +127,82 @@ fn a_base_that_is_gone_or_another_is_named() {
     host(dir, "train --json --init-from tuned --steps 1 --out third").refused(2, &["it has adapters", "host export"]);
     host(dir, "export --run tuned --to firmware image").refused(2, &["this run has adapters"]);
     host(dir, &format!("train {TINY} --lora-rank 8 --steps 1 --out fourth")).refused(2, &["--init-from"]);
+    host(dir, &format!("{line} --init-from model --lora-rank 17 --out fifth")).refused(2, &["rank 17", "16"]);
+    host(dir, &format!("{line} --init-from model --lora-rank 2 --lora-targets up --out fifth"))
+        .refused(2, &["'up' names no projections"]);
     host(dir, "train --resume --out tuned --lora-rank 4").refused(2, &["--lora-rank cannot change"]);
+}
+
+/// Of a base in fewer bits a run begins as the model does but for its rounding, goes on as the uninterrupted one, and is scored
+/// and heard with the same numbers.
+#[test]
+fn the_weights_beside_adapters_may_be_kept_in_fewer_bits() {
+    let dir = directory();
+    let dir = dir.path();
+    copy("llama_sharded", dir);
+    let line = format!("{} {LORA} --init-from model", training(&fixture("texts.jsonl")));
+    let plain = losses(&host(dir, &format!("{line} --out plain")).ok());
+    for (base, most) in [("bf16", 0.003), ("int8", 0.01)] {
+        let whole = losses(&host(dir, &format!("{line} --base-type {base} --out {base}")).ok());
+        let off = (whole[0] / plain[0] - 1.0).abs();
+        // Files of f16 have digits that bf16 has not.
+        assert!(off > 0.0 && off < most, "{base}: {off}");
+        assert!(whole[49] < 0.97 * whole[0], "{base}: {whole:?}");
+        let reference =
+            losses(&host(dir, &format!("{line} --base-type {base} --device reference --out x-{base}")).ok());
+        assert!(reference.iter().zip(&whole).all(|(a, b)| (a / b - 1.0).abs() < 1e-4), "{reference:?} {whole:?}");
+        let half = line.replace("--steps 50", "--steps 30");
+        host(dir, &format!("{half} --base-type {base} --out part-{base}")).ok();
+        let rest = losses(&host(dir, &format!("train --json --resume --out part-{base} --steps 50")).ok());
+        assert_eq!(rest, whole[30..], "{base}");
+        let score = |more: &str| -> f64 {
+            let line = format!("eval --json --run {base} --data {} {more}", fixture("texts.jsonl").display());
+            host(dir, &line).ok().json()["loss"].as_f64().unwrap()
+        };
+        let (own, integers) = (score(""), score("--weights int8"));
+        assert!((score("--device reference") / own - 1.0).abs() < 1e-4);
+        // Activations are rounded too.
+        assert!(integers != own && (integers / own - 1.0).abs() < 0.05, "{base}: {own} {integers}");
+        let said = |more: &str| {
+            let line = format!("generate --json --run {base} --prompt one --max-tokens 12 --temperature 0 {more}");
+            host(dir, &line).ok().json()["text"].clone()
+        };
+        assert_eq!(said(""), said("--device reference"));
+        host(dir, &format!("train --resume --out {base} --base-type f32 --steps 60"))
+            .refused(2, &["--base-type cannot change"]);
+    }
+    // A byte a weight instead of four, and two a row.
+    let bytes = |base: &str| -> [u64; 2] {
+        let plan = host(dir, &format!("plan --json --init-from model --lora-rank 2 {base}")).planned().json();
+        let of = |role: &str| {
+            let lines = plan["regions"].as_array().unwrap().iter().filter(|line| line["role"] == role);
+            lines.map(|line| line["bytes"].as_u64().unwrap()).sum()
+        };
+        [of("weight"), of("scale")]
+    };
+    let ([f32, none], [int8, scales]) = (bytes(""), bytes("--base-type int8"));
+    assert!(none == 0 && scales > 0 && int8 < f32 / 2, "{f32} {int8} {scales}");
+}
+
+/// What is averaged are the adapters.
+#[test]
+fn averages_of_adapters_are_scored_generated_with_and_exported() {
+    let dir = directory();
+    let dir = dir.path();
+    copy("qwen3", dir);
+    let line = training(&fixture("texts.jsonl"));
+    host(dir, &format!("{line} {LORA} --init-from model --ema 0.9 --out tuned")).ok();
+    let score = |more: &str| -> f64 {
+        let line = format!("eval --json --run tuned --data {} {more}", fixture("texts.jsonl").display());
+        host(dir, &line).ok().json()["loss"].as_f64().unwrap()
+    };
+    assert!(score("") != score("--averaged"));
+    host(dir, "generate --run tuned --averaged --prompt one --max-tokens 4").ok();
+    host(dir, "export --run tuned --averaged --to hf merged").ok();
+    host(dir, "export --run tuned --averaged --to hf --adapter averaged").ok();
+    host(dir, "export --run tuned --to hf --adapter last").ok();
+    let of = |which: &str| fs::read(dir.join(which).join("adapter_model.safetensors")).unwrap();
+    assert!(of("averaged") != of("last"));
 }
 
 #[test]

@@ -3,10 +3,11 @@
 use capful_core::model::{Activation, Recompute};
 use capful_core::random::Random;
 use capful_host::device::AnyProfile;
-use capful_tests::model::{LEVELS, Model, assert_gradients, devices, sets, tokens};
+use capful_tests::model::{LEVELS, Model, assert_gradients, devices, in_eight_bits, sets, tokens};
 use capful_tests::oracle::Batch;
 use capful_tests::oracle::attention::Pattern;
 use capful_tests::oracle::differences::relative_error;
+use capful_tests::oracle::tensor::Tensors;
 use capful_tests::oracle::transformer::{Config, adapted_mixtures, logits, loss_and_gradients, mixtures};
 use rayon::prelude::*;
 
@@ -24,9 +25,17 @@ fn cases() -> Vec<Config> {
     in_turn(mixtures())
 }
 
-/// The same with adapters.
+/// The same with adapters, the weights beside them as they are and in 8 bits.
 fn adapted() -> Vec<Config> {
-    in_turn(adapted_mixtures())
+    let all = [false, true]
+        .map(|eight_bits| in_turn(adapted_mixtures()).into_iter().map(move |config| Config { eight_bits, ..config }));
+    all.into_iter().flatten().collect()
+}
+
+/// What a model begins with.
+fn first_weights(config: &Config) -> Tensors {
+    let weights = config.formula_weights(0.4);
+    if config.eight_bits { in_eight_bits(&weights) } else { weights }
 }
 
 #[test]
@@ -35,7 +44,7 @@ fn loss_and_every_gradient_are_the_oracles_whatever_is_computed_again() {
     cases().into_iter().chain(without_gains).chain(adapted()).collect::<Vec<_>>().into_par_iter().for_each(|config| {
         let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
         let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
-        let weights = config.formula_weights(0.4);
+        let weights = first_weights(&config);
         let (expected_loss, expected) = loss_and_gradients(&config, &weights, batch);
         for (name, device) in devices() {
             let what = format!("{name}, {config:?}");
@@ -101,7 +110,7 @@ fn micro_batches_add_up_to_one_large_batch() {
     let whole = cases().into_iter().chain(adapted()).map(|config| Config { dropout: None, ..config });
     whole.collect::<Vec<_>>().into_par_iter().for_each(|config| {
         let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
-        let weights = config.formula_weights(0.4);
+        let weights = first_weights(&config);
         let half = |i: usize| Batch {
             inputs: &inputs[i * LENGTH..][..LENGTH],
             targets: &targets[i * LENGTH..][..LENGTH],
@@ -122,7 +131,7 @@ fn micro_batches_add_up_to_one_large_batch() {
 fn logits_of_a_batch_and_of_token_after_token_are_the_oracles() {
     cases().into_iter().chain(adapted()).collect::<Vec<_>>().into_par_iter().for_each(|config| {
         let (inputs, _) = tokens(LENGTH, config.vocab as u32);
-        let weights = config.formula_weights(0.4);
+        let weights = first_weights(&config);
         let expected = logits(&config, &weights, &inputs, LENGTH);
         for (name, device) in devices() {
             let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::NONE);

@@ -7,6 +7,7 @@
 //! optimizer and files have B as it is, products are those that every device has, and the zeros between the blocks are
 //! in one slot for all layers.
 
+use super::base::BaseType;
 use super::copies::Projection;
 use super::forward::Pass;
 use super::regions::Training;
@@ -32,6 +33,8 @@ pub struct Adapters {
     pub up: bool,
     /// Its second.
     pub down: bool,
+    /// What the weights beside them are kept in.
+    pub base: BaseType,
 }
 
 impl Adapters {
@@ -186,7 +189,7 @@ impl Transformer {
     }
 
     /// Outputs and inputs of a projection.
-    const fn projection_sides(&self, p: Projection) -> [u32; 2] {
+    pub(super) const fn projection_sides(&self, p: Projection) -> [u32; 2] {
         match p {
             Projection::Qkv => [self.qkv_width(), self.d_model],
             Projection::Out => [self.d_model, self.mixed_width()],
@@ -195,9 +198,20 @@ impl Transformer {
         }
     }
 
+    /// The fewest rows or columns of a matrix that has adapters.
+    pub(super) fn smallest_adapted_side(&self) -> u32 {
+        let sides = |p: Projection| {
+            let [outputs, inputs] = self.projection_sides(p);
+            let parts = self.projection_parts(p).into_iter().filter(|rows| *rows > 0);
+            parts.fold(outputs.min(inputs), u32::min)
+        };
+        let on = |p: &Projection| self.adapters.is_some_and(|adapters| adapters.on(*p));
+        Projection::ALL.into_iter().filter(on).map(sides).fold(u32::MAX, u32::min)
+    }
+
     /// Rows of a projection's A.
     const fn adapter_rows(&self, p: Projection, rank: u32) -> u32 {
-        rank * part_count(&self.projection_parts(p))
+        rank.saturating_mul(part_count(&self.projection_parts(p)))
     }
 
     /// Places the adapters of projection `p`, named so. Not inlined: a chip has no room for it.

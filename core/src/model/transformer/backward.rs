@@ -80,11 +80,13 @@ impl Backward<'_> {
         linear: LinearGrad,
     ) -> Result<(), OperationError> {
         let adapting = self.adapting(at);
+        let scales = self.pass.network.projection_scales(at);
+        let (weight, _) = self.pass.forward.readable(device, linear.weight, scales)?;
         // First: what goes through a GELU is the sum.
         if let Some((adapting, x_grad)) = adapting.zip(linear.x_grad) {
             adapting.input(device, linear.out_grad, x_grad)?;
         }
-        let linear = LinearGrad { add: adapting.is_some(), ..linear };
+        let linear = LinearGrad { weight, add: adapting.is_some(), ..linear };
         self.pass.model.project_grad(device, self.pass.copying, at, linear)
     }
 
@@ -335,9 +337,10 @@ impl Backward<'_> {
         let (model, w, f) = (pass.model, &pass.network.weights, pass.forward);
         let grads = &learning.gradients;
         let x_grad = t.low_grad.unwrap_or(t.norm1_grad);
+        let (weight, _) = f.readable(device, w.head(), pass.network.head_scales())?;
         device.emit(HeadLoss {
             x,
-            weight: w.head(),
+            weight,
             bias: None,
             softcap: model.softcap,
             ids: model.vocab_size,
@@ -351,6 +354,7 @@ impl Backward<'_> {
             integer: None,
         })?;
         if let (Some(factor), Some(low_grad), Some(factor_grad)) = (w.factor, t.low_grad, grads.factor) {
+            let (factor, _) = f.readable(device, factor, pass.network.factor_scales())?;
             let linear = LinearGrad::new([f.final_out, factor], low_grad, [t.norm1_grad, factor_grad]);
             device.emit(LinearGrad { transposed: true, weight_grad: factor_grad.if_any(), accumulate, ..linear })?;
         }
@@ -370,6 +374,10 @@ impl Backward<'_> {
         let (table_grad, tied) = (grads.embed.if_any(), pass.model.tied);
         if let Some(first) = t.first_grad {
             device.emit(Blend { x: t.x_grad, first, scalars: None })?;
+        }
+        // Nothing of the embedding learns beside adapters.
+        if pass.model.adapters.is_some() {
+            return Ok(());
         }
         pass.mask(device, Masked::Embedding, t.x_grad)?;
         let into_table = |device: &mut dyn Device, out_grad| match table_grad {

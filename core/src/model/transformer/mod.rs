@@ -7,6 +7,7 @@
 
 mod adapters;
 mod backward;
+mod base;
 mod copies;
 mod family;
 mod forward;
@@ -19,13 +20,13 @@ mod tests;
 mod weights;
 
 pub use adapters::{Adapter, Adapters, is_adapter};
+pub use base::BaseType;
 pub use integers::Integers;
 pub use names::Dialect;
-use regions::QkInput;
 pub use regions::{Decoding, Evaluation, Lasting, Network, Training};
+use regions::{Forward, QkInput};
 pub use weights::{Dense, Gain, ValueTables, Weights};
 
-use self::integers::Codes;
 use super::checks::{Must, check_constants, check_sizes};
 use super::family::ModelError;
 use crate::device::{Device, OperationError, count};
@@ -277,18 +278,18 @@ impl Transformer {
         &self,
         device: &mut dyn Device,
         network: &Network,
-        codes: Option<&Codes>,
+        forward: &Forward,
         x: Region,
         out: Region,
     ) -> Result<(), OperationError> {
-        let (weight, scales) = (network.weights.head(), network.head_scales());
+        let (weight, scales) = forward.readable(device, network.weights.head(), network.head_scales())?;
         let rows = match scales {
             // The last one's pair is whole.
             Some(scales) if self.vocab_size < scales.paired => self.vocab_size.next_multiple_of(2),
             _ => self.vocab_size,
         };
         let linear = Linear::new(x, weight.slice_rows(0, rows), None, out);
-        integers::multiply(device, linear, scales.map(|scales| scales.first_rows(rows)), codes)?;
+        integers::multiply(device, linear, scales.map(|scales| scales.first_rows(rows)), forward.codes.as_ref())?;
         if self.softcap > 0.0 { device.emit(Softcap { x: out, cap: self.softcap }) } else { Ok(()) }
     }
 
@@ -333,12 +334,16 @@ impl Transformer {
     }
 
     fn check_adapters(&self) -> Result<(), ModelError> {
-        let Some(Adapters { rank, alpha, qkv, out, up, down }) = self.adapters else { return Ok(()) };
+        let Some(Adapters { rank, alpha, qkv, out, up, down, base: _ }) = self.adapters else { return Ok(()) };
         // Of a projection of three parts they are as wide as all of these.
         check_sizes(&[("lora_rank", rank), ("3 * lora_rank", rank.saturating_mul(3))])?;
         check_constants(&[("lora_alpha", alpha, Must::Positive)])?;
         if !(qkv || out || up || down) {
             return Err(ModelError::Adapters("no projection is named that they belong to"));
+        }
+        let most = self.smallest_adapted_side();
+        if rank > most {
+            return Err(ModelError::AdapterRank { rank, most });
         }
         if self.value_tables > 0 || self.stream_scalars {
             return Err(ModelError::Adapters("value tables and stream scalars, which this model has, always learn"));

@@ -79,6 +79,8 @@ pub(super) struct Forward {
     pub losses: Region,
     /// A product's input, where weights are in integers.
     pub codes: Option<Codes>,
+    /// [the largest weight]: the numbers of one that is kept in fewer bits.
+    pub numbers: Option<Region>,
     /// What products with adapters need.
     pub adapters: Option<AdapterRoom>,
 }
@@ -188,6 +190,7 @@ impl Transformer {
         let final_out = all.lay(name, Slots::ONE, d).first;
         let losses = all.losses();
         let codes = Codes::lay(self, shape[0] * shape[1], profile, ledger);
+        let numbers = self.lay_numbers(profile, ledger);
         let adapters = self.lay_adapters(shape[0] * shape[1], profile, ledger);
         Forward {
             low,
@@ -209,6 +212,7 @@ impl Transformer {
             final_out,
             losses,
             codes,
+            numbers,
             adapters,
         }
     }

@@ -214,15 +214,21 @@ impl Profile for Eighths {
 fn adapters(random: &Random, i: u64) -> Adapters {
     let on = |which: u64| random.below(5000 + 8 * i + which, 2) == 0;
     let rank = 1 + random.below(5004 + 8 * i, 8) as u32;
-    Adapters { rank, alpha: 16.0, qkv: on(0), out: on(1), up: on(2), down: on(3) || !(on(0) || on(1) || on(2)) }
+    let base = [BaseType::Same, BaseType::Bf16, BaseType::Int8][random.below(5005 + 8 * i, 3) as usize];
+    Adapters { rank, alpha: 16.0, qkv: on(0), out: on(1), up: on(2), down: on(3) || !(on(0) || on(1) || on(2)), base }
 }
 
 #[test]
 fn every_step_of_every_mixture_passes_the_meter() {
     let random = Random::new(7, 0);
     for i in 0..90 {
-        let adapters = (i >= 60).then(|| adapters(&random, i));
-        let model = Transformer { adapters, ..mixture(&random, i) };
+        let mut model = mixture(&random, i);
+        if i >= 60 {
+            let drawn = adapters(&random, i);
+            model.adapters = Some(drawn);
+            model.adapters = Some(Adapters { rank: drawn.rank.min(model.smallest_adapted_side()), ..drawn });
+        }
+        let adapters = model.adapters;
         model.validate().unwrap();
         let sets = Recompute::FULL.subsets().skip(i as usize % 8).step_by(8);
         // Of each kind up to three layers.
@@ -240,8 +246,15 @@ fn every_step_of_every_mixture_passes_the_meter() {
             let documents = i % 3 == 0;
             let micro =
                 MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, dropout, documents, products, ..SEQUENCE };
+            if products != Products::Wide && adapters.is_some_and(|a| a.base == BaseType::Int8) {
+                assert!(matches!(model.validate_micro_batch(&micro), Err(ModelError::Adapters(_))));
+                continue;
+            }
             model.validate_micro_batch(&micro).unwrap();
             metered(&model, &micro, if products == Products::Wide { &Half } else { &Eighths });
+            if products == Products::Wide && adapters.is_some() {
+                metered(&model, &micro, &Single);
+            }
         }
     }
 }
@@ -348,7 +361,7 @@ const TINY_LLAMA: Transformer = Transformer {
 
 #[test]
 fn adapters_learn_alone_and_take_what_was_worked_out_by_hand() {
-    let all = Adapters { rank: 8, alpha: 16.0, qkv: true, out: true, up: true, down: true };
+    let all = Adapters { rank: 8, alpha: 16.0, qkv: true, out: true, up: true, down: true, base: BaseType::Same };
     let model = Transformer { adapters: Some(all), ..TINY_LLAMA };
     model.validate().unwrap();
     // As PEFT counts them with rank 8 on all seven matrices of a layer.
@@ -379,8 +392,25 @@ fn adapters_learn_alone_and_take_what_was_worked_out_by_hand() {
         let model = Transformer { adapters: Some(targets), ..TINY_LLAMA };
         assert_eq!(parameters(&model) - parameters(&TINY_LLAMA), 22 * elements);
     }
+    // In 8 bits a byte a weight and two a row, and the slot for the numbers of the head.
+    let eight = Transformer { adapters: Some(Adapters { base: BaseType::Int8, ..all }), ..TINY_LLAMA };
+    let mut bytes = [0; 3];
+    let mut visit = |e: &Entry| {
+        let kept = e.slot.role == Role::Weight && e.slot.dtype == Dtype::I8;
+        let which = [kept, e.slot.role == Role::Scale, e.slot.name == "base.numbers"].iter().position(|is| *is);
+        which.into_iter().for_each(|i| bytes[i] += e.bytes);
+    };
+    let mut layout = Layout::new(&mut visit);
+    eight.lay_lasting(&Half, Purpose::Training(Ranks::ALONE, optimizer), &mut layout);
+    eight.lay_training(&MicroBatch { batch: 4, seq_len: 512, chunk: 256, ..SEQUENCE }, &Half, &mut layout);
+    let rows = 22 * (2560 + 2048 + 2 * 5632 + 2048) + 2 * 32_000;
+    assert_eq!(bytes, [products + 32_000 * 2048, 2 * rows, 2 * 32_000 * 2048]);
     let refused = |adapters| Transformer { adapters: Some(adapters), ..TINY_LLAMA }.validate().unwrap_err();
     assert_eq!(refused(Adapters { rank: 0, ..all }), ModelError::Zero("lora_rank"));
+    // Keys and values have 256 rows.
+    assert_eq!(refused(Adapters { rank: 257, ..all }), ModelError::AdapterRank { rank: 257, most: 256 });
+    let others = Adapters { rank: 2048, qkv: false, ..all };
+    assert_eq!(Transformer { adapters: Some(others), ..TINY_LLAMA }.validate(), Ok(()));
     assert!(matches!(refused(Adapters { alpha: 0.0, ..all }), ModelError::Constant { name: "lora_alpha", .. }));
     let none = Adapters { qkv: false, out: false, up: false, down: false, ..all };
     assert!(matches!(refused(none), ModelError::Adapters(_)));

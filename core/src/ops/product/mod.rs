@@ -1,5 +1,7 @@
-//! Linear layers and their gradients; their operands in 8 bits and in integers; the upper half of an adapter.
+//! Linear layers and their gradients; their operands in 8 bits and in integers; frozen weights in fewer bits; the upper half of an
+//! adapter.
 
+mod dequantise;
 mod linear;
 mod linear_grad;
 mod quantise;
@@ -7,6 +9,7 @@ mod quantise_rows;
 mod rescale;
 mod spread;
 
+pub use dequantise::Dequantise;
 pub use linear::{Epilogue, Linear};
 pub use linear_grad::LinearGrad;
 pub use quantise::{Quantise, Quantised, QuantisedProduct, Scaling, encoded};

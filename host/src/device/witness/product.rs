@@ -1,9 +1,10 @@
 //! Linear layers and their gradients: the product in all three cases, with everything folded into it.
 
-use capful_core::ops::{Epilogue, Linear, LinearGrad, Spread, SpreadGrad, part_count};
+use capful_core::memory::Dtype;
+use capful_core::ops::{Dequantise, Epilogue, Linear, LinearGrad, Spread, SpreadGrad, part_count};
 use capful_core::random::Random;
 
-use super::{Lay, Witness, matrix, vector};
+use super::{Lay, Witness, drawn, matrix, vector};
 
 /// Rows, inputs, outputs.
 fn sizes() -> Vec<[u32; 3]> {
@@ -150,6 +151,22 @@ pub fn linear_grad_overwrites_and_accumulates(w: &mut impl Witness) {
             w.case(|l| linear_grad(l, size, parts));
             w.case(|l| linear_grad(l, size, Parts { weight: false, add: true, ..parts }));
         }
+    }
+}
+
+pub fn weights_in_fewer_bits_are_their_numbers(w: &mut impl Witness) {
+    for (rows, columns) in [(1, 1), (2, 7), (5, 3), (64, 96), (301, 33)] {
+        let shape = matrix(rows, columns);
+        w.case(|l| {
+            let bytes = drawn(1, rows * columns, 256).into_iter().map(|byte| byte as u8).collect();
+            let codes = l.bytes(Dtype::I8, shape, bytes);
+            // From 0 to 2, a tenth of them too small for an exponent.
+            let halves = drawn(2, rows, 0x4000).into_iter().map(|half| if half % 10 == 0 { half >> 4 } else { half });
+            let halves = halves.flat_map(|half| (half as u16).to_le_bytes()).collect();
+            let scales = Some(l.bytes(Dtype::F16, matrix(rows, 1), halves));
+            Dequantise { codes, scales, out: l.poison(shape) }
+        });
+        w.case(|l| Dequantise { codes: l.codes(Dtype::Bf16, shape, 8.0), scales: None, out: l.poison(shape) });
     }
 }
 

@@ -94,6 +94,7 @@ pub fn mixtures() -> Vec<Config> {
             scaling,
             eps: 1e-5,
             adapters: None,
+            eight_bits: false,
             names,
             attention: Pattern::Dense,
         }

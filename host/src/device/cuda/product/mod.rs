@@ -3,6 +3,7 @@
 pub(super) mod blas;
 pub(super) mod column_sums;
 pub(super) mod columns;
+mod dequantise;
 mod linear;
 pub(super) mod linear_grad;
 pub(super) mod product;

@@ -2,7 +2,7 @@
 
 use capful_core::device::{Device, Meter, Op, OperationError, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Region, Role, Slot, Space};
-use capful_core::model::transformer::{Adapters, Biases, Feed, Lasting, Residual, Training};
+use capful_core::model::transformer::{Adapters, BaseType, Biases, Feed, Lasting, Residual, Training};
 use capful_core::model::{Family, MicroBatch, Products as Kind, Recompute, Transformer};
 use capful_core::ops::{Chance, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, SwiGlu, SwiGluGrad};
 use capful_core::optimizer::Optimizer;
@@ -210,7 +210,7 @@ fn the_reference_learns_as_well_with_copies_in_8_bits() {
 
 #[test]
 fn adapters_learn_beside_copies_in_8_bits() {
-    let all = Adapters { rank: 4, alpha: 16.0, qkv: true, out: true, up: true, down: true };
+    let all = Adapters { rank: 4, alpha: 16.0, qkv: true, out: true, up: true, down: true, base: BaseType::Same };
     for model in [MODEL, Transformer { feed: Feed::Gelu, ..MODEL }] {
         let model = Transformer { adapters: Some(all), ..model };
         let (wide, _) = on_reference(model, &Single, 28, |_| Kind::Wide);
