@@ -1,8 +1,10 @@
 //! A model on a device of the host, with the oracle's weights in it and its gradients read back by name.
 
 use capful_core::device::{Rates, Single};
+use capful_core::float16;
+use capful_core::integer::{Integer, quantise_row};
 use capful_core::memory::{Entry, Region, Role};
-use capful_core::model::transformer::{self, Biases, Dialect};
+use capful_core::model::transformer::{self, Adapters, BaseType, Biases, Dialect};
 use capful_core::model::{MicroBatch, Products, Recompute, Transformer};
 use capful_core::ops::{self, Chance, Dropout, Kind, NormKind, RotaryScaling};
 use capful_core::optimizer::Optimizer;
@@ -10,6 +12,8 @@ use capful_core::train::Settings;
 use capful_host::config::AnyFamily;
 use capful_host::device::cpu::CpuProfile;
 use capful_host::device::{AnyProfile, Storage as _};
+use capful_host::format::quantise;
+use capful_host::format::safetensors::VisitRow;
 use capful_host::plan::{Constants, Laid, Sections};
 use capful_host::run::{Rows, Session};
 
@@ -130,6 +134,15 @@ impl Peer for Config {
                 Names::Llama => Dialect::Llama,
             },
             first: transformer::FirstValues::Published,
+            adapters: self.adapters.map(|(rank, alpha)| Adapters {
+                rank: rank as u32,
+                alpha: alpha as f32,
+                qkv: true,
+                out: true,
+                up: true,
+                down: true,
+                base: if self.eight_bits { BaseType::Int8 } else { BaseType::Same },
+            }),
         })
     }
 
@@ -151,6 +164,24 @@ pub fn pattern(of: Pattern) -> ops::Pattern {
         Pattern::Mixed { block } => (Kind::Mixed, block, 1, 4),
     };
     ops::Pattern { kind, block: block as u32, window: window as u32, stride: stride as u32 }
+}
+
+/// The numbers of these weights in 8 bits with a scale a row, but for those of adapters and what is no matrix.
+pub fn in_eight_bits(weights: &Tensors) -> Tensors {
+    let rounded = |row: &[f64]| -> Vec<f64> {
+        let x: Vec<f32> = row.iter().map(|x| *x as f32).collect();
+        let (mut codes, mut scale) = (vec![0; x.len()], [0; 1]);
+        quantise_row(Integer::Int8, &x, Integer::LONGEST, &mut codes, &mut scale);
+        codes.iter().map(|code| f64::from(code.cast_signed()) * f64::from(float16::decode(scale[0]))).collect()
+    };
+    let all = weights.iter().map(|(name, tensor)| match tensor.shape[..] {
+        [_, columns] if !name.contains("lora") => {
+            let data = tensor.data.chunks(columns).flat_map(rounded).collect();
+            (name.clone(), Tensor::new(&tensor.shape, data))
+        }
+        _ => (name.clone(), tensor.clone()),
+    });
+    all.collect()
 }
 
 /// AdamW by Pythia's recipe.
@@ -221,7 +252,18 @@ impl Model {
         let session = Session::start(laid, profile, None, config.vocab() as u32).expect("a session");
         let offsets = (0..length).map(|i| config.offset(i).unwrap_or(0)).collect();
         let mut model = Model { session, stage, offsets, optimizer };
-        for (name, region) in model.regions("") {
+        let in_integers = |region: &Region| Integer::of(region.dtype).is_some();
+        let mut rows = |name: &str, of: &Region, visit: VisitRow<'_>| {
+            let rows = weights[name].data.chunks(of.columns() as usize).map(|row| row.iter().map(|x| *x as f32));
+            (0..).zip(rows).try_for_each(|(r, row)| visit(r, &row.collect::<Vec<f32>>()))
+        };
+        let lasting = model.session.laid.lasting.clone();
+        let (integers, scales): (Vec<Entry>, Vec<Entry>) = lasting
+            .into_iter()
+            .filter(|e| e.slot.role == Role::Scale || e.slot.role == Role::Weight && in_integers(&e.place.first))
+            .partition(|e| e.slot.role == Role::Weight);
+        quantise::read_into(&mut rows, &integers, &scales, &mut model.session.device).expect("weights are written");
+        for (name, region) in model.regions("").into_iter().filter(|(_, region)| !in_integers(region)) {
             let data: Vec<u8> = weights[&name].data.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
             model.session.device.write(region, &data).expect("weights are written");
         }

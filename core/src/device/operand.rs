@@ -31,6 +31,8 @@ pub enum Element {
     Integers,
     /// f16, of such a device.
     Half,
+    /// bf16, integers of 8 bits and their scales of f16, on every device: they are only widened.
+    Reduced,
     /// Whatever they are: they are copied as bytes.
     Any,
 }
@@ -46,6 +48,7 @@ impl Element {
             Element::Codes => matches!(dtype, Dtype::E4m3 | Dtype::E5m2),
             Element::Integers => matches!(dtype, Dtype::I8 | Dtype::I4) && profile.multiplies_integers(),
             Element::Half => dtype == Dtype::F16 && profile.multiplies_integers(),
+            Element::Reduced => matches!(dtype, Dtype::Bf16 | Dtype::I8 | Dtype::F16),
             Element::Any => true,
         }
     }
@@ -115,6 +118,11 @@ impl Operand {
     /// The same of f16.
     pub const fn half(self) -> Operand {
         Operand { element: Element::Half, ..self }
+    }
+
+    /// The same of what is only widened.
+    pub const fn reduced(self) -> Operand {
+        Operand { element: Element::Reduced, ..self }
     }
 
     /// The same of any type.

@@ -75,6 +75,8 @@ pub enum Init {
     Half,
     /// Independent normal numbers of mean 0 and this standard deviation.
     Normal(f32),
+    /// Independent numbers, uniform between minus and plus this.
+    Uniform(f32),
     /// Cosine and sine of position / base^(2 j / dims), pairs (cos, sin): shape [positions, dims / 2, 2].
     Rotary {
         /// The base of the geometric sequence of wavelengths.

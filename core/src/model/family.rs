@@ -126,6 +126,15 @@ pub enum ModelError {
         /// The layers.
         layers: u32,
     },
+    /// Adapters that the model cannot have: why.
+    Adapters(&'static str),
+    /// Adapters of a rank that is more than a matrix has.
+    AdapterRank {
+        /// Theirs.
+        rank: u32,
+        /// Rows or columns of the smallest matrix, whichever are fewer.
+        most: u32,
+    },
     /// A factorised embedding whose head is not tied to it.
     Untied,
     /// The rotated dims of a head are odd or more than the head has.
@@ -226,6 +235,12 @@ impl core::fmt::Display for ModelError {
             ModelError::ValueTables { tables, layers } => write!(
                 f,
                 "{tables} value tables (value_tables) are more than the {layers} layers that use them; lower value_tables"
+            ),
+            ModelError::Adapters(why) => write!(f, "adapters (lora_rank) do not go with this: {why}"),
+            ModelError::AdapterRank { rank, most } => write!(
+                f,
+                "adapters of rank {rank} (lora_rank) are larger than a matrix of {most} rows or columns beside them; lower it, or \
+                 leave that one out of lora_targets"
             ),
             ModelError::Untied => f.write_str("a factorised embedding is tied; set tied=true, or rank=0 for none"),
             ModelError::Rotary { dims, size } => {

@@ -8,6 +8,7 @@ use crate::random::{Random, stream};
 /// number, and of nothing else: any part of a region can be written, in any order, by any thread, on any machine.
 ///
 /// - [`Init::Normal`]: number i of the layer's stream times the deviation ([`Random::normal`]: Box-Muller over Philox);
+/// - [`Init::Uniform`]: number i of that stream ([`Random::uniform`]) from −1 to 1, times the bound;
 /// - [`Init::Rotary`]: cosines and sines of the positions' angles ([`Rotary::angle`]: Su et al. 2021);
 /// - [`Init::One`], [`Init::Half`] and [`Init::Zero`]. Padded rows are zero too.
 ///
@@ -38,6 +39,7 @@ impl FirstValues {
             Init::One => 1.0,
             Init::Half => 0.5,
             Init::Normal(deviation) => self.random.normal(i) * deviation,
+            Init::Uniform(bound) => ((2.0 * self.random.uniform(i) - 1.0) * f64::from(bound)) as f32,
             Init::Rotary { base, scaling } => {
                 let pairs = u64::from(self.shape[2]);
                 let (position, pair) = (i / 2 / pairs, i / 2 % pairs);
@@ -92,6 +94,16 @@ mod tests {
             FirstValues::new(&normal, 1, 42).fill(first, piece);
         }
         assert_eq!(whole, pieces);
+    }
+
+    #[test]
+    fn uniform_numbers_fill_the_range_between_both_bounds() {
+        let drawn = values::<4096>(&slot([1, 1, 64, 64], Init::Uniform(0.25)), 0);
+        let (least, most) = drawn.iter().fold((f32::MAX, f32::MIN), |(a, b), x| (a.min(*x), b.max(*x)));
+        assert!((-0.25..-0.249).contains(&least) && (0.249..0.25).contains(&most), "{least} {most}");
+        let squares: f32 = drawn.iter().map(|x| x * x).sum();
+        // b² / 3.
+        assert!((squares / 4096.0 * 48.0 - 1.0).abs() < 0.05, "{squares}");
     }
 
     #[test]

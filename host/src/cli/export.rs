@@ -10,12 +10,13 @@ use serde_json::json;
 use super::output::{say, tell};
 use super::trained::Which;
 use super::{Failure, request, stop};
-use crate::config::{self, ByteSize, Config, human_bytes};
+use crate::config::{self, AnyFamily, ByteSize, Config, human_bytes};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Stored};
 use crate::format::firmware;
 use crate::format::gguf;
 use crate::format::hugging_face;
+use crate::run::base::Base;
 use crate::run::checkpoint::{self, TrainerState};
 use crate::run::{directory, generation};
 
@@ -63,6 +64,9 @@ pub struct Export {
     /// f32 if not given. Vectors are f32
     #[arg(long, value_name = "TYPE", hide_possible_values = true, value_parser = types_of_weights())]
     weights: Option<String>,
+    /// hf: the adapters of a run with --lora-rank alone, as PEFT reads them, and not merged into the model
+    #[arg(long)]
+    adapter: bool,
     /// gguf, firmware: leave the tokenizer out: llama.cpp or the chip is then given ids
     #[arg(long)]
     no_tokenizer: bool,
@@ -110,7 +114,9 @@ impl Export {
             return self.firmware(start);
         }
         let config = directory::read_config(&self.dir)?;
-        let (architecture, model) = Architecture::of(&config.family(), &config.pattern())?;
+        // Adapters are merged into the weights: what is written has none.
+        let family = Config { lora_rank: 0, ..config.clone() }.family();
+        let (architecture, model) = Architecture::of(&family, &config.pattern())?;
         let stored = Stored::new(model);
         let from = checkpoint::latest(&self.dir).map_err(request)?;
         let tokenizer = tokenizer::load(&from).map_err(request)?;
@@ -130,6 +136,24 @@ impl Export {
         averaged.require(&from).map_err(request)?;
         checkpoint::check_weights(&from, averaged).map_err(request)?;
         let mut weights = Checkpoint::open(&from.join(averaged.file()), &stop)?;
+        let adapted = Base::named(&config, state.as_ref())?.zip(config.adapters());
+        if self.adapter {
+            let Some((base, adapters)) = adapted else {
+                return Err(request(format_args!("--adapter: {} has no adapters; leave it away", self.dir.display())));
+            };
+            let whole = match config.family() {
+                AnyFamily::Transformer(model) => Stored::new(model),
+                AnyFamily::NeuroGen(_) => stored,
+            };
+            let (entries, element) = (whole.entries(), self.dtype);
+            let (stored, base) = (&Stored::new(model), base.path());
+            let asked = hugging_face::adapter::Request { stored, architecture, entries, adapters, base, element };
+            let files = hugging_face::adapter::export(&asked, &mut weights, &self.out)?;
+            return self.report("adapters", &files, start.elapsed().as_secs_f64(), &from);
+        }
+        if let Some((base, adapters)) = adapted {
+            weights = weights.merged(base.tensors(stored.entries(), &family)?, adapters.scale());
+        }
         let (stored, tokenizer) = (&stored, tokenizer.as_ref());
         let (architecture, files) = match self.to {
             To::Hf => self.hugging_face(stored, architecture, tokenizer, &config, state.as_ref(), &mut weights)?,
@@ -143,6 +167,7 @@ impl Export {
         let given = [
             ("--dtype", self.dtype.is_some(), &[To::Hf][..], "hf"),
             ("--shard-size", self.shard_size.is_some(), &[To::Hf], "hf"),
+            ("--adapter", self.adapter, &[To::Hf], "hf"),
             ("--weights", self.weights.is_some(), &[To::Gguf, To::Firmware], "gguf or firmware"),
             ("--no-tokenizer", self.no_tokenizer, &[To::Gguf, To::Firmware], "gguf or firmware"),
             ("--context", self.context.is_some(), &[To::Firmware], "firmware"),

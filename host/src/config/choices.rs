@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use capful_core::integer::Integer;
+use capful_core::model::transformer;
 use capful_core::ops::Kind;
 use capful_core::train::{Decay, Shape};
 use serde::{Deserialize, Serialize};
@@ -131,6 +132,29 @@ impl Precision {
         match self {
             Precision::F32 => "float32",
             Precision::Bf16 | Precision::Fp8 => "bfloat16",
+        }
+    }
+}
+
+/// What the weights beside adapters are kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BaseType {
+    /// Single precision.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// Integers of 8 bits, a scale a row.
+    Int8,
+}
+
+impl BaseType {
+    /// The core's; f32 is what products read, or is refused.
+    pub fn core(self) -> transformer::BaseType {
+        match self {
+            BaseType::F32 => transformer::BaseType::Same,
+            BaseType::Bf16 => transformer::BaseType::Bf16,
+            BaseType::Int8 => transformer::BaseType::Int8,
         }
     }
 }

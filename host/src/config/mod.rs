@@ -1,6 +1,7 @@
 //! What the user wrote → what will run. [`RawConfig`] is flags and files as written; [`Config`] is everything
 //! resolved, validated and saved with the run.
 
+mod adapters;
 mod attention;
 mod choices;
 mod count;
@@ -34,8 +35,9 @@ mod value;
 mod vocabulary;
 mod warmup;
 
+pub use adapters::LoraTargets;
 pub use choices::{
-    Attention, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision,
+    Attention, BaseType, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision,
     TokenizerChoice, Weights,
 };
 pub use count::{count, scored_tokens};

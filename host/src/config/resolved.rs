@@ -150,6 +150,7 @@ impl Config {
     /// The first thing that does not.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.require_bounds()?;
+        self.validate_adapters()?;
         self.require_optimizer()?;
         self.validate_averages()?;
         if self.steps == 0 && self.epochs.unwrap_or(0) == 0 {
@@ -318,7 +319,7 @@ impl Config {
 
     /// The model.
     pub fn family(&self) -> AnyFamily {
-        self.model.family(self.batch_size)
+        self.with_adapters(self.model.family(self.batch_size))
     }
 
     /// The shape of an evaluation. Streams begin each of its rows with nothing before it: fewer and longer ones then.

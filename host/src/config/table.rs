@@ -4,6 +4,8 @@ use capful_core::integer::Integer;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use serde::{Deserialize, Serialize};
 
+use super::adapters::{LoraTargets, USUAL_ALPHA};
+use super::choices::BaseType;
 use super::key::{RunKey, decide, decided, default, flag, in_files, keys, shown, switch};
 use super::optimizer::USUAL;
 use super::value::{Decided, Value};
@@ -24,6 +26,17 @@ keys! {
             /// Begins from the weights of a model: a run made here, or a directory of Hugging Face's transformers
             init_from: String => Option<String>, flag("DIR")
                 .page("A model whose weights a run begins from, see the [guide](guide.md#models-from-elsewhere)");
+            /// Trains adapters of this rank beside the weights of --init-from, which stay as they are (LoRA); 0 for none
+            lora_rank: u32 = 0, flag("N").quiet().within(Values::Whole(0, 65_536))
+                .page("The rank of adapters, which learn in the place of the weights of init_from; 0 for none, see the \
+                       [guide](guide.md#adapters)");
+            /// α: what an adapter adds is multiplied with α / rank
+            lora_alpha: f32 = USUAL_ALPHA, flag("X").quiet().within(Values::Positive);
+            /// Which projections have adapters: all, attention, or a list of qkv, out, gate_up, down
+            lora_targets: LoraTargets = LoraTargets::ALL, flag("LIST").quiet();
+            /// What the weights beside adapters are kept in, f32, bf16 or int8 (8 bits, a scale a row); each is turned into what
+            /// products read right before them
+            base_type: BaseType => Option<BaseType>, flag("TYPE").shown("what the precision has");
             /// What a query sees: dense, local, global or mixed blocks of earlier tokens
             attention: Attention = Attention::Dense, flag("PATTERN")
                 .page("dense, or a causal block pattern: query block i sees key block j if i − j ≤ window (local), j is a \

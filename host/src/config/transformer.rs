@@ -204,6 +204,7 @@ impl TransformerConfig {
             norm_eps: self.norm_eps,
             dialect,
             first: self.init.core(),
+            adapters: None,
         }
     }
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::count::{count, in_file};
 use super::{
-    Attention, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LrSchedule, NameOrSize, Names, Order, Overflow,
-    Precision, Recompute, RecomputeChoice, RuleName, Sources, Span,
+    Attention, BaseType, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LoraTargets, LrSchedule, NameOrSize,
+    Names, Order, Overflow, Precision, Recompute, RecomputeChoice, RuleName, Sources, Span,
 };
 
 /// A value as it is written, on the command line or in a file.
@@ -126,7 +126,7 @@ macro_rules! alike {
 
 alike!(counts u32, u64);
 alike!(numbers f32, f64);
-alike!(words Attention, DecayShape, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision);
+alike!(words Attention, BaseType, DecayShape, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision);
 values! {
     bool; value_parser!(bool); {}
     String; ValueParser::string(); {}
@@ -142,6 +142,7 @@ values! {
             self.iter().map(str::to_owned).collect()
         }
     }
+    LoraTargets; value_parser!(LoraTargets).into(); {}
     NameOrSize => String, |NameOrSize(text)| Ok(text), |text: &String| NameOrSize(text.clone());
         value_parser!(NameOrSize).into(); {}
     ByteSize => u64, |ByteSize(bytes)| Ok(bytes), |bytes: &u64| ByteSize(*bytes);

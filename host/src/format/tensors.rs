@@ -6,10 +6,12 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use capful_core::memory::Entry;
+use capful_core::memory::{Entry, Region};
+use safetensors::Dtype as FileDtype;
 use serde::Deserialize;
 
-use super::safetensors::{TensorFile, TensorFileError};
+use super::quantise;
+use super::safetensors::{TensorFile, TensorFileError, VisitRow};
 use crate::device::Storage;
 use crate::regular;
 
@@ -133,6 +135,32 @@ impl Tensors {
         Ok(())
     }
 
+    /// As [`TensorFile::describe`], by the name that a tensor has here.
+    pub fn describe(&self, name: &str) -> Option<(FileDtype, &[usize])> {
+        let place = &self.places[*self.index.get(name)?];
+        self.files[place.file].describe(&place.name)
+    }
+
+    /// As [`TensorFile::read_numbers`], by the name that a tensor has here.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_numbers(
+        &mut self,
+        name: &str,
+        first: u64,
+        numbers: &mut [f32],
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), TensorFileError> {
+        let (file, there) = self.file(name);
+        file.read_numbers(&there, first, numbers, bytes)
+    }
+
+    /// Where the files lie.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(TensorFile::path)
+    }
+
     fn has(&self, name: &str) -> bool {
         self.index.contains_key(name)
     }
@@ -219,6 +247,23 @@ impl Tensors {
             let (file, there) = self.file(&name.to_string());
             file.read_tensor(&there, region, role, device, &mut staging)
         })
+    }
+
+    /// The same of entries in integers, whose scales are among `scales`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn quantise_into(
+        &mut self,
+        entries: &[Entry],
+        scales: &[Entry],
+        device: &mut dyn Storage,
+    ) -> Result<(), TensorFileError> {
+        let mut rows = |name: &str, of: &Region, visit: VisitRow<'_>| {
+            let (file, there) = self.file(name);
+            file.rows(&there, of, visit)
+        };
+        quantise::read_into(&mut rows, entries, scales, device)
     }
 
     /// Writes the tensors of `entries`, as they are and by the names that they have here, into one file at `path`, and syncs it. Gives its bytes.

@@ -52,10 +52,14 @@ impl Plan {
     }
 
     fn model(&self, config: &Config) -> String {
-        let (preset, parameters) = (config.begun_as(), HumanCount(self.params));
+        let (preset, mut parameters) = (config.begun_as(), format!("{} parameters", HumanCount(self.params)));
+        if config.adapters().is_some() {
+            let learning = self.regions.iter().filter(|line| line.role == Role::Gradient.name()).map(Line::elements);
+            let _ = write!(parameters, ", of which {} learn", HumanCount(learning.sum()));
+        }
         match &self.stages[..] {
-            [stage] => format!("{NAME}{preset}{NAME:#}: {parameters} parameters, {}", shape(stage)),
-            _ => format!("{NAME}{preset}{NAME:#}: {parameters} parameters"),
+            [stage] => format!("{NAME}{preset}{NAME:#}: {parameters}, {}", shape(stage)),
+            _ => format!("{NAME}{preset}{NAME:#}: {parameters}"),
         }
     }
 

@@ -12,6 +12,7 @@ use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::digest::{self, DigestError, Digests};
 use crate::format::hugging_face::{self, Generation};
 use crate::plan::{Laid, Machine, Sections};
+use crate::run::base::Base;
 use crate::run::checkpoint::{Wanted, Weights};
 use crate::run::claim::LOCK;
 use crate::run::history::{self, History};
@@ -293,7 +294,7 @@ impl Trained {
         let from = checkpoint::latest(dir)?;
         weights.require(&from)?;
         let tokenizer = tokenizer::load(&from).map_err(|e| error(&e))?;
-        let mut algorithms = Vec::new();
+        let (mut algorithms, mut base) = (Vec::new(), None);
         if from.join(checkpoint::STATE).exists() {
             let state = checkpoint::read_state(&from)?;
             if state.tokenizer != tokenizer.fingerprint() {
@@ -301,6 +302,7 @@ impl Trained {
                 let what = "this is not the vocabulary that the checkpoint was trained with; restore it";
                 return Err(error(&failed(&path, &what)));
             }
+            base = Base::named(config, Some(&state))?;
             algorithms = state.algorithms;
         }
         let profile = AnyProfile::of(config).map_err(|e| error(&e))?;
@@ -320,6 +322,9 @@ impl Trained {
         let mut session = Session::start(laid, &profile, None, config.vocab_size())?;
         session.reuse(&algorithms);
         let lasting = session.laid.lasting.clone();
+        if let Some(base) = base {
+            base.restore(&lasting, &family, &mut session.device)?;
+        }
         checkpoint::restore(&from, &lasting, Wanted::Weights(weights), &mut session.device)?;
         Ok(Trained { session, tokenizer })
     }

@@ -1,6 +1,7 @@
 //! Running a model: the session that holds it, the loop that trains it, what is written on the way.
 
 pub mod averages;
+pub mod base;
 pub mod bench;
 pub mod checkpoint;
 pub mod claim;

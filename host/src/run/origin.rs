@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use capful_core::integer::Integer;
 use capful_core::memory::{Entry, Role, Slot};
+use capful_core::model::transformer::is_adapter;
 use serde_json::Value;
 
 use super::checkpoint::{self, CheckpointError, Weights};
@@ -68,6 +70,12 @@ impl Origin {
             return Origin::foreign(dir);
         }
         let config = directory::read_config(&run)?;
+        if config.adapters().is_some() {
+            return Err(at(
+                dir,
+                "it has adapters, and no weights of its own; write both as one model with host export, and begin from that",
+            ));
+        }
         let weights = checkpoint::latest(dir).map_err(|e| ConfigError(e.to_string()))?;
         let model = toml::Table::try_from(config.model).map_err(|e| at(&run, e))?;
         let raw = RawConfig {
@@ -168,6 +176,11 @@ impl Origin {
         Ok(())
     }
 
+    /// The directory of its weights.
+    pub fn weights(&self) -> &Path {
+        &self.weights
+    }
+
     /// What it says of its model.
     pub fn raw(&self) -> &RawConfig {
         &self.raw
@@ -217,16 +230,24 @@ impl Origin {
         if self.foreign { Ok(()) } else { checkpoint::check_weights(&self.weights, Weights::Last) }
     }
 
-    /// Fills the weights of `lasting`, and their masters where there are any, with the model's.
+    /// Fills the weights of `lasting` that are no adapters, and their masters where there are any, with the model's.
     ///
     /// # Errors
     /// As [`Origin::tensors`]; weights that are not finite.
     pub fn restore(&self, lasting: &[Entry], family: &AnyFamily, device: &mut dyn Storage) -> Result<(), DeviceError> {
-        let weights: Vec<Entry> = checkpoint::saved(lasting, &[Role::Weight]);
-        let masters = checkpoint::saved(lasting, &[Role::Master]);
-        let masters = masters.into_iter().map(|e| Entry { slot: Slot { prefix: "", ..e.slot }, ..e });
-        let mut tensors = self.tensors(&weights, family)?;
-        tensors.read_into(&weights, device).map_err(CheckpointError::from)?;
+        // Adapters are no part of it.
+        let own = |role| {
+            let of = move |e: &&Entry| e.slot.role == role && !is_adapter(e.slot.name);
+            lasting.iter().filter(of).copied()
+        };
+        let (integers, floats): (Vec<Entry>, Vec<Entry>) =
+            own(Role::Weight).partition(|e| Integer::of(e.slot.dtype).is_some());
+        let scales: Vec<Entry> = own(Role::Scale).collect();
+        let masters = own(Role::Master).map(|e| Entry { slot: Slot { prefix: "", ..e.slot }, ..e });
+        let all: Vec<Entry> = own(Role::Weight).collect();
+        let mut tensors = self.tensors(&all, family)?;
+        tensors.read_into(&floats, device).map_err(CheckpointError::from)?;
+        tensors.quantise_into(&integers, &scales, device).map_err(CheckpointError::from)?;
         Ok(tensors.read_into(&masters.collect::<Vec<_>>(), device).map_err(CheckpointError::from)?)
     }
 }

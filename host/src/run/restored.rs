@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::Session;
 use super::averages::Kind;
+use super::base::Base;
 use super::checkpoint::{self, TrainerState, Wanted};
 use crate::config::Config;
 use crate::data::snapshot::Snapshot;
@@ -34,6 +35,9 @@ pub(super) fn restore(
     let kind = config.averaging().map(|averaging| Kind::of(&averaging));
     let averaged = saved.averaged.filter(|averaged| Some(averaged.kind) == kind);
     let wanted = Wanted::Run { averages: averaged.is_some() };
+    if let Some(base) = Base::named(config, Some(&saved))? {
+        base.restore(&lasting, &config.family(), &mut session.storage())?;
+    }
     checkpoint::restore(from, &lasting, wanted, &mut session.storage())?;
     session.count_history()?;
     let TrainerState { device, version, data, source, validation, beside, evaluations, .. } = fresh;

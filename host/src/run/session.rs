@@ -1,6 +1,7 @@
 //! A model on a device: its arena, and the few ways a command talks to it.
 
 use capful_core::device::{Op, OperationError};
+use capful_core::integer::Integer;
 use capful_core::memory::{Dtype, Entry, Init, Region, Role};
 use capful_core::model::{Batch, Control, FirstValues, MicroBatch, Scales};
 use capful_core::ops::Sample;
@@ -188,7 +189,8 @@ impl Session {
             // Fresh storage is zero; gradients and moments begin there.
             let parameter = matches!(slot.role, Role::Weight | Role::Master);
             let wanted = matches!(slot.role, Role::Constant | Role::State) || parameter && seed.is_some();
-            if slot.init == Init::Zero || !wanted {
+            // Integers are read and not drawn.
+            if slot.init == Init::Zero || !wanted || Integer::of(slot.dtype).is_some() {
                 continue;
             }
             if let Init::Wiring { wiring, part, neurons, fan_in } = slot.init {

@@ -15,6 +15,7 @@ use evaluations::Scores;
 
 use super::Session;
 use super::averages::Averaged;
+use super::base::Base;
 use super::checkpoint::{self, TrainerState};
 use super::costs::Expected;
 use super::directory;
@@ -166,6 +167,7 @@ impl<'a> Trainer<'a> {
             skipped: 0,
             evaluations: (config.eval_every > 0).then(Evaluations::default),
             averaged: None,
+            base: None,
             timed: None,
         };
         if let Some((from, saved)) = resume {
@@ -174,6 +176,9 @@ impl<'a> Trainer<'a> {
         } else if let Some(origin) = &config.init_from {
             let lasting = session.laid.lasting.clone();
             let origin = Origin::of(origin.as_ref()).map_err(refused)?;
+            if config.adapters().is_some() {
+                state.base = Some(Base::of(&origin)?);
+            }
             origin.restore(&lasting, &config.family(), &mut session.storage())?;
         }
         // On a processor those of the GPU stay as they are, for when the run comes back to it.

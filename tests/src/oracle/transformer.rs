@@ -9,7 +9,7 @@ mod mixtures;
 mod named;
 mod names;
 
-pub use mixtures::mixtures;
+pub use mixtures::{adapted_mixtures, mixtures};
 pub use names::Names;
 
 use capful_core::memory::{Dtype, Region, Space};
@@ -145,6 +145,11 @@ pub struct Config {
     pub scaling: Scaling,
     /// Added to the variance or mean square in every norm.
     pub eps: f64,
+    /// Of every linear layer of a block: the rank r of its adapters and α, where they learn and nothing else does. Then a layer
+    /// is y = W x + α / r · B (A x).
+    pub adapters: Option<(usize, f64)>,
+    /// Whether the model has the weights beside them in 8 bits, a scale a row. The oracle is given their numbers.
+    pub eight_bits: bool,
     /// What the weights are called.
     pub names: Names,
     /// Which positions a position attends to.
@@ -179,6 +184,8 @@ impl Config {
             rotary_base: 10_000.0,
             scaling: Scaling::None,
             eps: 1e-5,
+            adapters: None,
+            eight_bits: false,
             names: Names::GptNeox,
             attention: Pattern::Dense,
         }
@@ -235,6 +242,11 @@ impl Config {
             }
         }
         all
+    }
+
+    /// Whether a tensor learns, as far as adapters decide it.
+    pub fn learns(&self, name: &str) -> bool {
+        self.adapters.is_none() || name.contains("lora")
     }
 
     /// Number of weights.
@@ -394,6 +406,7 @@ pub fn loss_and_gradients(config: &Config, weights: &Tensors, batch: Batch<'_>) 
         table_back(model, d_embedded, &mut gradients);
     }
     gradients.retain(|name, _| config.norm_gains || !name.contains("norm"));
+    gradients.retain(|name, _| config.learns(name));
     (loss, gradients)
 }
 

@@ -2,6 +2,7 @@
 //!
 //! One program, because each links everything again. Tests that count allocations have programs of their own.
 
+mod adapters;
 mod averages;
 mod bad_input;
 mod best;

@@ -3,29 +3,48 @@
 use capful_core::model::{Activation, Recompute};
 use capful_core::random::Random;
 use capful_host::device::AnyProfile;
-use capful_tests::model::{LEVELS, Model, assert_gradients, devices, sets, tokens};
+use capful_tests::model::{LEVELS, Model, assert_gradients, devices, in_eight_bits, sets, tokens};
 use capful_tests::oracle::Batch;
 use capful_tests::oracle::attention::Pattern;
 use capful_tests::oracle::differences::relative_error;
-use capful_tests::oracle::transformer::{Config, logits, loss_and_gradients, mixtures};
+use capful_tests::oracle::tensor::Tensors;
+use capful_tests::oracle::transformer::{Config, adapted_mixtures, logits, loss_and_gradients, mixtures};
 use rayon::prelude::*;
 
 /// Two blocks of 16 and a short one, in 2 sequences.
 const LENGTH: usize = 37;
 
-/// The mixtures, in turn dense and with blocks that are not seen.
-fn cases() -> Vec<Config> {
+/// These, in turn dense and with blocks that are not seen.
+fn in_turn(configs: Vec<Config>) -> Vec<Config> {
     let attention = |i: usize| if i.is_multiple_of(2) { Pattern::Dense } else { Pattern::Mixed { block: 16 } };
-    mixtures().into_iter().enumerate().map(|(i, config)| Config { attention: attention(i), ..config }).collect()
+    configs.into_iter().enumerate().map(|(i, config)| Config { attention: attention(i), ..config }).collect()
+}
+
+/// The mixtures.
+fn cases() -> Vec<Config> {
+    in_turn(mixtures())
+}
+
+/// The same with adapters, the weights beside them as they are and in 8 bits.
+fn adapted() -> Vec<Config> {
+    let all = [false, true]
+        .map(|eight_bits| in_turn(adapted_mixtures()).into_iter().map(move |config| Config { eight_bits, ..config }));
+    all.into_iter().flatten().collect()
+}
+
+/// What a model begins with.
+fn first_weights(config: &Config) -> Tensors {
+    let weights = config.formula_weights(0.4);
+    if config.eight_bits { in_eight_bits(&weights) } else { weights }
 }
 
 #[test]
 fn loss_and_every_gradient_are_the_oracles_whatever_is_computed_again() {
     let without_gains = cases().into_iter().map(|config| Config { norm_gains: false, ..config });
-    cases().into_iter().chain(without_gains).collect::<Vec<_>>().into_par_iter().for_each(|config| {
+    cases().into_iter().chain(without_gains).chain(adapted()).collect::<Vec<_>>().into_par_iter().for_each(|config| {
         let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
         let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
-        let weights = config.formula_weights(0.4);
+        let weights = first_weights(&config);
         let (expected_loss, expected) = loss_and_gradients(&config, &weights, batch);
         for (name, device) in devices() {
             let what = format!("{name}, {config:?}");
@@ -88,10 +107,10 @@ fn of_however_many_layers_activations_are_computed_again_no_bit_changes() {
 #[test]
 fn micro_batches_add_up_to_one_large_batch() {
     // Each has masks of its own.
-    let whole = cases().into_iter().map(|config| Config { dropout: None, ..config });
+    let whole = cases().into_iter().chain(adapted()).map(|config| Config { dropout: None, ..config });
     whole.collect::<Vec<_>>().into_par_iter().for_each(|config| {
         let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
-        let weights = config.formula_weights(0.4);
+        let weights = first_weights(&config);
         let half = |i: usize| Batch {
             inputs: &inputs[i * LENGTH..][..LENGTH],
             targets: &targets[i * LENGTH..][..LENGTH],
@@ -110,9 +129,9 @@ fn micro_batches_add_up_to_one_large_batch() {
 
 #[test]
 fn logits_of_a_batch_and_of_token_after_token_are_the_oracles() {
-    cases().into_par_iter().for_each(|config| {
+    cases().into_iter().chain(adapted()).collect::<Vec<_>>().into_par_iter().for_each(|config| {
         let (inputs, _) = tokens(LENGTH, config.vocab as u32);
-        let weights = config.formula_weights(0.4);
+        let weights = first_weights(&config);
         let expected = logits(&config, &weights, &inputs, LENGTH);
         for (name, device) in devices() {
             let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::NONE);

@@ -134,6 +134,8 @@ impl Description {
             first: begins,
             value_tables,
             stream_scalars,
+            // An image has none: they are merged into the weights before.
+            adapters: _,
         } = model;
         let [s0, s1, s2, s3, s4] = scaling_words(rotary_scaling);
         let Biases { qkv, out, feed: up } = bias;
@@ -265,6 +267,7 @@ impl Description {
             first: first::value(begins)?,
             value_tables: tables_and_scalars / 2,
             stream_scalars: tables_and_scalars % 2 == 1,
+            adapters: None,
         };
         model.validate().map_err(|error: ModelError| ImageError::Model(error))?;
         let pattern = Pattern { kind: pattern::value(kind)?, block, window, stride };

@@ -1,11 +1,12 @@
 //! The backward pass, from the loss to the gradient of every parameter.
 
-use super::Feed;
+use super::adapters::AdaptingGrad;
 use super::copies::{FeedCopies, Projection};
 use super::forward::Pass;
 use super::masks::Masked;
 use super::regions::Training;
 use super::weights::{Dense, Gain, Weights};
+use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
 use crate::memory::{Region, Section};
 use crate::model::Activation;
@@ -57,7 +58,53 @@ impl Backward<'_> {
         part: fn(&Weights) -> &Dense,
         regions: [Region; 3],
     ) -> Result<(), OperationError> {
-        self.pass.model.project_grad(device, self.pass.copying, at, self.linear(at.1, part, regions))
+        self.project_grad(device, at, self.linear(at.1, part, regions))
+    }
+
+    /// These gradients of a layer's linear layer, and all of its adapters'.
+    fn project_grad(
+        &self,
+        device: &mut dyn Device,
+        at: (Projection, u32),
+        linear: LinearGrad,
+    ) -> Result<(), OperationError> {
+        self.input_grad(device, at, linear)?;
+        self.adapter_grad(device, at, linear.x, linear.out_grad)
+    }
+
+    /// These gradients of a layer's linear layer, with what its adapters add to the input's.
+    fn input_grad(
+        &self,
+        device: &mut dyn Device,
+        at: (Projection, u32),
+        linear: LinearGrad,
+    ) -> Result<(), OperationError> {
+        let adapting = self.adapting(at);
+        let scales = self.pass.network.projection_scales(at);
+        let (weight, _) = self.pass.forward.readable(device, linear.weight, scales)?;
+        // First: what goes through a GELU is the sum.
+        if let Some((adapting, x_grad)) = adapting.zip(linear.x_grad) {
+            adapting.input(device, linear.out_grad, x_grad)?;
+        }
+        let linear = LinearGrad { weight, add: adapting.is_some(), ..linear };
+        self.pass.model.project_grad(device, self.pass.copying, at, linear)
+    }
+
+    /// The gradients of adapters, where there are some, behind [`Backward::input_grad`].
+    fn adapter_grad(
+        &self,
+        device: &mut dyn Device,
+        at: (Projection, u32),
+        x: Region,
+        out_grad: Region,
+    ) -> Result<(), OperationError> {
+        self.adapting(at).map_or(Ok(()), |adapting| adapting.weights(device, x, out_grad))
+    }
+
+    /// The adapters of a layer's linear layer, where it has some.
+    fn adapting(&self, (p, l): (Projection, u32)) -> Option<AdaptingGrad> {
+        let grads = self.learning.gradients.adapters[p as usize];
+        Transformer::adapting_grad(self.pass.adapting((p, l)), grads, l, self.training, self.accumulate)
     }
 
     /// The gradients of layer `l`'s linear layer, all of them.
@@ -164,10 +211,10 @@ impl Backward<'_> {
                 let up_bias_grad = self.learning.gradients.up.bias(l);
                 let down = self.linear(l, |w| &w.down, regions);
                 let down = LinearGrad { before_gelu: Some(up), x_bias_grad: up_bias_grad, ..down };
-                pass.model.project_grad(device, pass.copying, (Projection::Down, l), down)?;
+                self.project_grad(device, (Projection::Down, l), down)?;
                 let up = self.linear(l, |w| &w.up, [f.norm2.at(l), activated_grad, t.norm2_grad]);
                 let up = LinearGrad { bias_grad: None, ..up };
-                pass.model.project_grad(device, pass.copying, (Projection::Up, l), up)?;
+                self.project_grad(device, (Projection::Up, l), up)?;
             }
             (Feed::SwiGlu, None) => {
                 self.gated(device, l, regions)?;
@@ -197,7 +244,7 @@ impl Backward<'_> {
         let input = LinearGrad { weight_grad: None, bias_grad: None, ..down };
         let gate_up = pass.forward.up.at(l);
         let copy = pass.model.grad_copy(pass.copying, Projection::Up, l, gate_up);
-        pass.model.project_grad(device, pass.copying, at, if again { input } else { down })?;
+        self.input_grad(device, at, if again { input } else { down })?;
         device.emit(SwiGluGrad {
             gate_up,
             out_grad: activated_grad,
@@ -206,7 +253,10 @@ impl Backward<'_> {
             transposed: None,
             kept: pass.forward.up_kept.at(l),
         })?;
-        if again && down.weight_grad.is_some() { device.emit(LinearGrad { x_grad: None, ..down }) } else { Ok(()) }
+        if again && down.weight_grad.is_some() {
+            device.emit(LinearGrad { x_grad: None, ..down })?;
+        }
+        self.adapter_grad(device, at, activated, out_grad)
     }
 
     /// The same, and the gradients of the product before SwiGLU, where the weights' are made of copies. The gradients of gate
@@ -257,7 +307,7 @@ impl Backward<'_> {
             device.emit(Carry { from, to })?;
             out.bias_grad = None;
         }
-        model.project_grad(device, pass.copying, (Projection::Out, l), out)?;
+        self.project_grad(device, (Projection::Out, l), out)?;
         device.emit(AttentionGrad {
             qkv,
             out: mixed,
@@ -287,9 +337,10 @@ impl Backward<'_> {
         let (model, w, f) = (pass.model, &pass.network.weights, pass.forward);
         let grads = &learning.gradients;
         let x_grad = t.low_grad.unwrap_or(t.norm1_grad);
+        let (weight, _) = f.readable(device, w.head(), pass.network.head_scales())?;
         device.emit(HeadLoss {
             x,
-            weight: w.head(),
+            weight,
             bias: None,
             softcap: model.softcap,
             ids: model.vocab_size,
@@ -299,10 +350,11 @@ impl Backward<'_> {
             settings: control.settings,
             results: control.own,
             add_loss: accumulate,
-            gradient: Some(HeadGrad { x_grad, weight_grad: Some(grads.head()), accumulate }),
+            gradient: Some(HeadGrad { x_grad, weight_grad: grads.head().if_any(), accumulate }),
             integer: None,
         })?;
         if let (Some(factor), Some(low_grad), Some(factor_grad)) = (w.factor, t.low_grad, grads.factor) {
+            let (factor, _) = f.readable(device, factor, pass.network.factor_scales())?;
             let linear = LinearGrad::new([f.final_out, factor], low_grad, [t.norm1_grad, factor_grad]);
             device.emit(LinearGrad { transposed: true, weight_grad: factor_grad.if_any(), accumulate, ..linear })?;
         }
@@ -322,6 +374,10 @@ impl Backward<'_> {
         let (table_grad, tied) = (grads.embed.if_any(), pass.model.tied);
         if let Some(first) = t.first_grad {
             device.emit(Blend { x: t.x_grad, first, scalars: None })?;
+        }
+        // Nothing of the embedding learns beside adapters.
+        if pass.model.adapters.is_some() {
+            return Ok(());
         }
         pass.mask(device, Masked::Embedding, t.x_grad)?;
         let into_table = |device: &mut dyn Device, out_grad| match table_grad {

@@ -26,7 +26,7 @@ pub(super) enum Projection {
 }
 
 impl Projection {
-    const ALL: [Projection; 4] = [Projection::Qkv, Projection::Out, Projection::Up, Projection::Down];
+    pub(super) const ALL: [Projection; 4] = [Projection::Qkv, Projection::Out, Projection::Up, Projection::Down];
     const COUNT: u32 = Projection::ALL.len() as u32;
 }
 
@@ -182,9 +182,10 @@ impl FeedCopies {
 
 impl Transformer {
     /// Whether the weights' gradients of a feed-forward are made of copies: SwiGLU's gradient makes them, then leaves no
-    /// gradients that a bias could be summed from, and the sum's length is a multiple of what products of copies take.
+    /// gradients that a bias or adapters could be summed from, and the sum's length is a multiple of what products of copies take.
     fn weights_from_copies(&self, tokens: u32) -> bool {
-        self.feed.gated() && self.norms_copy() && !self.bias.feed && tokens.is_multiple_of(QuantisedProduct::GRAIN)
+        let others = self.bias.feed || self.adapters.is_some();
+        self.feed.gated() && self.norms_copy() && !others && tokens.is_multiple_of(QuantisedProduct::GRAIN)
     }
 
     /// Whether the norms of a layer copy what they write.

@@ -2,6 +2,7 @@
 
 use super::Transformer;
 use super::backward::Backward;
+use super::base::BaseType;
 use super::copies::{Copies, Copying, lay_scales};
 use super::forward::{Pass, Past};
 use super::integers::Integers;
@@ -21,13 +22,13 @@ use crate::train::Ranks;
 impl Transformer {
     /// Lays what a forward pass reads and nothing else, as [`Family::lay_lasting`] does for decoding.
     pub fn lay_network(&self, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Network {
-        let weights = self.parameters(&mut |p| ledger.region(p.slot("", Role::Weight, weight_type(p, profile))));
+        let weights = self.parameters(&mut |p| ledger.region(p.slot("", Role::Weight, self.weight_type(p, profile))));
         self.lay_beside(weights, profile, ledger)
     }
 
     /// Lays what belongs to `weights` that are laid: their scales, and the rotary table.
     fn lay_beside(&self, weights: Weights, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Network {
-        let integers = profile.weights().map(|integer| Integers::lay(self, integer, ledger));
+        let integers = self.integers(profile).map(|integer| Integers::lay(self, integer, ledger));
         let init = Init::Rotary { base: self.rotary_base, scaling: self.rotary_scaling };
         let shape = [1, self.context, self.rotary_dims / 2, 2];
         let table = Slot { init, ..Slot::new("rotary_table", Role::Constant, Dtype::F32, shape) };
@@ -49,7 +50,7 @@ impl Transformer {
         let forward = &s.forward;
         let pass = Pass { model: self, network, forward, past, pattern, ids: s.id, copying: None, masks: None };
         let x = pass.run(device)?;
-        self.head(device, network, s.forward.codes.as_ref(), x, s.logits)
+        self.head(device, network, forward, x, s.logits)
     }
 
     /// What a training step needs of what was laid.
@@ -64,14 +65,6 @@ impl Transformer {
 /// Why a group cannot be frozen.
 const LOGITS: &str =
     "the table that makes the logits always learns, which is the embedding where the head is tied to it";
-
-/// The element type of a parameter.
-fn weight_type(p: &Parameter, profile: &dyn Profile) -> Dtype {
-    match profile.weights().filter(|_| p.in_integers()) {
-        Some(integer) => integer.dtype(),
-        None => profile.dtype(Role::Weight),
-    }
-}
 
 impl Family for Transformer {
     type Lasting = Lasting;
@@ -95,6 +88,9 @@ impl Family for Transformer {
         }
         if micro.products == Products::Wide {
             return Ok(());
+        }
+        if self.adapters.is_some_and(|adapters| adapters.base == BaseType::Int8) {
+            return Err(ModelError::Adapters("fp8 has copies in 8 bits of its own; use bf16, or another base_type"));
         }
         let sides = [
             ("d_model", self.d_model),
@@ -135,7 +131,7 @@ impl Family for Transformer {
             Purpose::Training(ranks, optimizer) if profile.weights().is_none() => Some((ranks, optimizer)),
             _ => None,
         };
-        let dtype = |p: &Parameter| weight_type(p, profile);
+        let dtype = |p: &Parameter| self.weight_type(p, profile);
         let (weights, learning) = optimizer::lay(self, training, profile, &dtype, ledger);
         let network = self.lay_beside(weights, profile, ledger);
         let ranks = training.map_or(Ranks::ALONE, |(ranks, _)| ranks);
@@ -164,6 +160,7 @@ impl Family for Transformer {
         let logits = [1, 1, micro.chunk_rows(), self.vocabulary_rows()];
         let wide = lay("logits_or_grad.activated_or_qkv", larger(logits, widest));
         let copies = profile.quantises().then(|| Copies::lay(self, micro.tokens(), ledger));
+        let adapters = self.lay_adapter_grads(micro.tokens(), profile, ledger);
         Training {
             batch: regions,
             forward,
@@ -175,6 +172,7 @@ impl Family for Transformer {
             low_grad,
             wide,
             copies,
+            adapters,
         }
     }
 
@@ -272,17 +270,18 @@ impl Family for Transformer {
         let (ids, forward) = (e.batch.ids, &e.forward);
         let pass = Pass { model: self, network, forward, past, pattern, ids, copying: None, masks: None };
         let head = pass.run(device)?;
-        let (x, integer) = match (network.head_scales(), &e.forward.codes) {
-            (Some(weight), Some(codes)) => {
+        let (weight, scales) = forward.readable(device, network.weights.head(), network.head_scales())?;
+        let (x, integer) = match (scales, &e.forward.codes) {
+            (Some(of), Some(codes)) => {
                 let (x, scales) = codes.make(device, head)?;
-                (x, Some(IntegerProduct { x_scales: Some(scales), weight }))
+                (x, Some(IntegerProduct { x_scales: Some(scales), weight: of }))
             }
             _ => (head, None),
         };
         device.emit(HeadLoss {
             x,
             integer,
-            weight: network.weights.head(),
+            weight,
             bias: None,
             softcap: self.softcap,
             ids: self.vocab_size,
@@ -305,7 +304,7 @@ impl Family for Transformer {
         count: u32,
     ) -> Result<(), OperationError> {
         let x = e.forward.low.unwrap_or(e.forward.final_out).slice_rows(first, count);
-        self.head(device, &lasting.network, e.forward.codes.as_ref(), x, e.logits.slice_rows(0, count))
+        self.head(device, &lasting.network, &e.forward, x, e.logits.slice_rows(0, count))
     }
 
     fn decode(

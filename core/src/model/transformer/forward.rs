@@ -68,12 +68,12 @@ impl Pass<'_> {
 
     /// The tokens' vectors into the first layer's input.
     fn embed(&self, device: &mut dyn Device) -> Result<(), OperationError> {
-        let (w, f, ids, scales) = (&self.network.weights, self.forward, self.ids, self.network.embed_scales());
-        let (table, x) = (w.embed, f.x.at(0));
+        let (w, f, ids, x) = (&self.network.weights, self.forward, self.ids, self.forward.x.at(0));
+        let (table, scales) = f.readable(device, w.embed, self.network.embed_scales())?;
         match w.factor.zip(f.low) {
             Some((factor, low)) => {
                 device.emit(Embed { ids, table, scales, out: low })?;
-                integers::factor(device, self.network, f.codes.as_ref(), Linear::new(low, factor, None, x))?;
+                integers::factor(device, self.network, f, Linear::new(low, factor, None, x))?;
             }
             None => device.emit(Embed { ids, table, scales, out: x })?,
         }
@@ -188,15 +188,18 @@ impl Pass<'_> {
         }
     }
 
-    /// A product of a layer, by way of copies or codes where there are any.
-    fn project(
+    /// A product of a layer by its weight, by way of copies or codes where there are any.
+    pub(super) fn project_alone(
         &self,
         device: &mut dyn Device,
         product: (Projection, u32),
         linear: Linear,
     ) -> Result<(), OperationError> {
+        let scales = self.network.projection_scales(product);
+        let (weight, scales) = self.forward.readable(device, linear.weight, scales)?;
+        let linear = Linear { weight, ..linear };
         match &self.forward.codes {
-            Some(codes) => integers::project(device, self.network, Some(codes), product, linear),
+            Some(codes) => integers::multiply(device, linear, scales, Some(codes)),
             None => self.model.project(device, self.copying, product, linear),
         }
     }
@@ -262,7 +265,7 @@ impl Pass<'_> {
         })?;
         let (Some(factor), Some(low)) = (w.factor, f.low) else { return Ok(f.final_out) };
         let linear = Linear { transposed: true, ..Linear::new(f.final_out, factor, None, low) };
-        integers::factor(device, self.network, f.codes.as_ref(), linear)?;
+        integers::factor(device, self.network, f, linear)?;
         Ok(low)
     }
 

@@ -6,7 +6,7 @@
 
 use super::Transformer;
 use super::copies::Projection;
-use super::regions::Network;
+use super::regions::{Forward, Network};
 use super::weights::Weights;
 use crate::device::{Device, OperationError, Profile};
 use crate::integer::{Integer, Kind};
@@ -74,7 +74,7 @@ impl Codes {
 
 impl Network {
     /// The scales of layer `l`'s projection.
-    fn projection_scales(&self, (p, l): (Projection, u32)) -> Option<WeightScales> {
+    pub(super) fn projection_scales(&self, (p, l): (Projection, u32)) -> Option<WeightScales> {
         let (integers, w) = (self.integers.as_ref()?, &self.weights);
         let of = |scales: &Stacked, weight: &Stacked| integers.of(Kind::Matrix, &weight.first, scales.at(l));
         let table = &integers.scales;
@@ -105,7 +105,7 @@ impl Network {
     }
 
     /// Those of the embedding's factor.
-    fn factor_scales(&self) -> Option<WeightScales> {
+    pub(super) fn factor_scales(&self) -> Option<WeightScales> {
         let integers = self.integers.as_ref()?;
         Some(integers.of(Kind::Matrix, &self.weights.factor?, integers.scales.factor?))
     }
@@ -126,23 +126,13 @@ pub(super) fn multiply(
     device.emit(Linear { x, integer: Some(IntegerProduct { x_scales: Some(scales), weight }), ..linear })
 }
 
-/// A projection of a layer, whose input is codes where weights are.
-pub(super) fn project(
-    device: &mut dyn Device,
-    network: &Network,
-    codes: Option<&Codes>,
-    product: (Projection, u32),
-    linear: Linear,
-) -> Result<(), OperationError> {
-    multiply(device, linear, network.projection_scales(product), codes)
-}
-
 /// A product with the embedding's factor.
 pub(super) fn factor(
     device: &mut dyn Device,
     network: &Network,
-    codes: Option<&Codes>,
+    forward: &Forward,
     linear: Linear,
 ) -> Result<(), OperationError> {
-    multiply(device, linear, network.factor_scales(), codes)
+    let (weight, scales) = forward.readable(device, linear.weight, network.factor_scales())?;
+    multiply(device, Linear { weight, ..linear }, scales, forward.codes.as_ref())
 }

@@ -5,7 +5,9 @@
 //! A final norm makes h. With a rank r the embedding is `E[id] · Pᵀ` and the logits are `(h · P) · Eᵀ` (Lan et al. 2020);
 //! without one the logits are h times the embedding, or times a table of the head's own.
 
+mod adapters;
 mod backward;
+mod base;
 mod copies;
 mod family;
 mod forward;
@@ -17,13 +19,14 @@ mod regions;
 mod tests;
 mod weights;
 
+pub use adapters::{Adapter, Adapters, is_adapter};
+pub use base::BaseType;
 pub use integers::Integers;
 pub use names::Dialect;
-use regions::QkInput;
 pub use regions::{Decoding, Evaluation, Lasting, Network, Training};
+use regions::{Forward, QkInput};
 pub use weights::{Dense, Gain, ValueTables, Weights};
 
-use self::integers::Codes;
 use super::checks::{Must, check_constants, check_sizes};
 use super::family::ModelError;
 use crate::device::{Device, OperationError, count};
@@ -150,6 +153,8 @@ pub struct Transformer {
     pub dialect: Dialect,
     /// How first values are drawn.
     pub first: FirstValues,
+    /// What learns in the place of everything else, where that is frozen: see [`Adapters`].
+    pub adapters: Option<Adapters>,
 }
 
 impl Transformer {
@@ -180,6 +185,7 @@ impl Transformer {
         norm_eps: 1e-5,
         dialect: Dialect::GptNeox,
         first: FirstValues::Published,
+        adapters: None,
     };
     /// The parts of a Llama (Touvron et al. 2023) whose embedding is tied, without sizes. A Yxanul has a rank besides.
     pub const LLAMA: Transformer = Transformer {
@@ -272,18 +278,18 @@ impl Transformer {
         &self,
         device: &mut dyn Device,
         network: &Network,
-        codes: Option<&Codes>,
+        forward: &Forward,
         x: Region,
         out: Region,
     ) -> Result<(), OperationError> {
-        let (weight, scales) = (network.weights.head(), network.head_scales());
+        let (weight, scales) = forward.readable(device, network.weights.head(), network.head_scales())?;
         let rows = match scales {
             // The last one's pair is whole.
             Some(scales) if self.vocab_size < scales.paired => self.vocab_size.next_multiple_of(2),
             _ => self.vocab_size,
         };
         let linear = Linear::new(x, weight.slice_rows(0, rows), None, out);
-        integers::multiply(device, linear, scales.map(|scales| scales.first_rows(rows)), codes)?;
+        integers::multiply(device, linear, scales.map(|scales| scales.first_rows(rows)), forward.codes.as_ref())?;
         if self.softcap > 0.0 { device.emit(Softcap { x: out, cap: self.softcap }) } else { Ok(()) }
     }
 
@@ -316,6 +322,7 @@ impl Transformer {
         if !dims.is_multiple_of(2) || dims > size {
             return Err(ModelError::Rotary { dims, size });
         }
+        self.check_adapters()?;
         if self.value_tables > self.layers {
             return Err(ModelError::ValueTables { tables: self.value_tables, layers: self.layers });
         }
@@ -324,6 +331,24 @@ impl Transformer {
             Some(_) if !self.tied => Err(ModelError::Untied),
             _ => Ok(()),
         }
+    }
+
+    fn check_adapters(&self) -> Result<(), ModelError> {
+        let Some(Adapters { rank, alpha, qkv, out, up, down, base: _ }) = self.adapters else { return Ok(()) };
+        // Of a projection of three parts they are as wide as all of these.
+        check_sizes(&[("lora_rank", rank), ("3 * lora_rank", rank.saturating_mul(3))])?;
+        check_constants(&[("lora_alpha", alpha, Must::Positive)])?;
+        if !(qkv || out || up || down) {
+            return Err(ModelError::Adapters("no projection is named that they belong to"));
+        }
+        let most = self.smallest_adapted_side();
+        if rank > most {
+            return Err(ModelError::AdapterRank { rank, most });
+        }
+        if self.value_tables > 0 || self.stream_scalars {
+            return Err(ModelError::Adapters("value tables and stream scalars, which this model has, always learn"));
+        }
+        Ok(())
     }
 
     fn check_scaling(&self) -> Result<(), ModelError> {
@@ -354,6 +379,10 @@ impl Transformer {
             None => count(&[vocabulary, d]),
         };
         let products = count(&[layers, layer]).saturating_add(ends);
-        count(&[6, products]).saturating_add(count(&[12, layers, mixed, seq_len.into()]))
+        let attention = count(&[12, layers, mixed, seq_len.into()]);
+        // A frozen weight has no gradient of its own.
+        let each = if self.adapters.is_some() { 4 } else { 6 };
+        let adapters = count(&[6, layers, self.adapter_elements()]);
+        count(&[each, products]).saturating_add(attention).saturating_add(adapters)
     }
 }

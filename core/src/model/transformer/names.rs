@@ -13,22 +13,25 @@ pub enum Dialect {
 /// Names of weight and bias.
 pub(super) type Pair = [&'static str; 2];
 
+/// Names of a linear layer's weight and bias, and of its adapters.
+pub(super) type Dense = [&'static str; 4];
+
 /// A name for each parameter that a transformer may have.
 pub(super) struct Names {
     pub embed: &'static str,
     pub factors: [&'static str; 2],
     /// One tensor of all heads; a dialect that has none takes three.
-    pub fused: Pair,
-    pub qkv: Pair,
+    pub fused: Dense,
+    pub qkv: Dense,
     /// The gains of queries and of keys.
     pub qk_norm: [&'static str; 2],
     pub value_tables: &'static str,
     pub value_gain: &'static str,
     pub stream_scalars: &'static str,
-    pub out: Pair,
-    pub up: Pair,
-    pub gate_up: Pair,
-    pub down: Pair,
+    pub out: Dense,
+    pub up: Dense,
+    pub gate_up: Dense,
+    pub down: Dense,
     pub head: &'static str,
     pub norm1: Pair,
     pub norm2: Pair,
@@ -42,19 +45,31 @@ macro_rules! pair {
     };
 }
 
+/// The same, and those of adapters, as PEFT calls them.
+macro_rules! dense {
+    ($stem:literal) => {
+        [
+            concat!($stem, ".weight"),
+            concat!($stem, ".bias"),
+            concat!($stem, ".lora_A.weight"),
+            concat!($stem, ".lora_B.weight"),
+        ]
+    };
+}
+
 const GPT_NEOX: Names = Names {
     embed: "gpt_neox.embed_in.weight",
     factors: ["gpt_neox.embed_in.E", "gpt_neox.embed_in.P"],
-    fused: pair!("gpt_neox.layers.*.attention.query_key_value"),
-    qkv: pair!("gpt_neox.layers.*.attention.{query,key,value}"),
+    fused: dense!("gpt_neox.layers.*.attention.query_key_value"),
+    qkv: dense!("gpt_neox.layers.*.attention.{query,key,value}"),
     qk_norm: ["gpt_neox.layers.*.attention.query_norm.weight", "gpt_neox.layers.*.attention.key_norm.weight"],
     value_tables: "gpt_neox.value_tables.*.weight",
     value_gain: "gpt_neox.layers.*.attention.value_gain",
     stream_scalars: "gpt_neox.layers.*.stream_scalars",
-    out: pair!("gpt_neox.layers.*.attention.dense"),
-    up: pair!("gpt_neox.layers.*.mlp.dense_h_to_4h"),
-    gate_up: pair!("gpt_neox.layers.*.mlp.{gate,dense_h_to_4h}"),
-    down: pair!("gpt_neox.layers.*.mlp.dense_4h_to_h"),
+    out: dense!("gpt_neox.layers.*.attention.dense"),
+    up: dense!("gpt_neox.layers.*.mlp.dense_h_to_4h"),
+    gate_up: dense!("gpt_neox.layers.*.mlp.{gate,dense_h_to_4h}"),
+    down: dense!("gpt_neox.layers.*.mlp.dense_4h_to_h"),
     head: "embed_out.weight",
     norm1: pair!("gpt_neox.layers.*.input_layernorm"),
     norm2: pair!("gpt_neox.layers.*.post_attention_layernorm"),
@@ -64,16 +79,16 @@ const GPT_NEOX: Names = Names {
 const LLAMA: Names = Names {
     embed: "model.embed_tokens.weight",
     factors: ["model.embed_tokens.E", "model.embed_tokens.P"],
-    fused: pair!("model.layers.*.self_attn.{q,k,v}_proj"),
-    qkv: pair!("model.layers.*.self_attn.{q,k,v}_proj"),
+    fused: dense!("model.layers.*.self_attn.{q,k,v}_proj"),
+    qkv: dense!("model.layers.*.self_attn.{q,k,v}_proj"),
     qk_norm: ["model.layers.*.self_attn.q_norm.weight", "model.layers.*.self_attn.k_norm.weight"],
     value_tables: "model.value_tables.*.weight",
     value_gain: "model.layers.*.self_attn.value_gain",
     stream_scalars: "model.layers.*.stream_scalars",
-    out: pair!("model.layers.*.self_attn.o_proj"),
-    up: pair!("model.layers.*.mlp.up_proj"),
-    gate_up: pair!("model.layers.*.mlp.{gate,up}_proj"),
-    down: pair!("model.layers.*.mlp.down_proj"),
+    out: dense!("model.layers.*.self_attn.o_proj"),
+    up: dense!("model.layers.*.mlp.up_proj"),
+    gate_up: dense!("model.layers.*.mlp.{gate,up}_proj"),
+    down: dense!("model.layers.*.mlp.down_proj"),
     head: "lm_head.weight",
     norm1: pair!("model.layers.*.input_layernorm"),
     norm2: pair!("model.layers.*.post_attention_layernorm"),

@@ -1,6 +1,7 @@
 //! What a transformer keeps in memory besides its weights, and where.
 
 use super::Transformer;
+use super::adapters::{AdapterGrads, AdapterRoom};
 use super::copies::Copies;
 use super::integers::{Codes, Integers};
 use super::weights::Weights;
@@ -78,6 +79,10 @@ pub(super) struct Forward {
     pub losses: Region,
     /// A product's input, where weights are in integers.
     pub codes: Option<Codes>,
+    /// [the largest weight]: the numbers of one that is kept in fewer bits.
+    pub numbers: Option<Region>,
+    /// What products with adapters need.
+    pub adapters: Option<AdapterRoom>,
 }
 
 /// The input of the norm of queries and keys.
@@ -111,6 +116,8 @@ pub struct Training {
     pub(super) wide: Region,
     /// Copies in 8 bits, on a device that multiplies them.
     pub(super) copies: Option<Copies>,
+    /// What the gradients of adapters need.
+    pub(super) adapters: Option<AdapterGrads>,
 }
 
 /// What an evaluation needs besides the state.
@@ -183,6 +190,8 @@ impl Transformer {
         let final_out = all.lay(name, Slots::ONE, d).first;
         let losses = all.losses();
         let codes = Codes::lay(self, shape[0] * shape[1], profile, ledger);
+        let numbers = self.lay_numbers(profile, ledger);
+        let adapters = self.lay_adapters(shape[0] * shape[1], profile, ledger);
         Forward {
             low,
             x,
@@ -203,6 +212,8 @@ impl Transformer {
             final_out,
             losses,
             codes,
+            numbers,
+            adapters,
         }
     }
 }

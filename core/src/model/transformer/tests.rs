@@ -210,11 +210,25 @@ impl Profile for Eighths {
     }
 }
 
+/// Draws adapters of some projections.
+fn adapters(random: &Random, i: u64) -> Adapters {
+    let on = |which: u64| random.below(5000 + 8 * i + which, 2) == 0;
+    let rank = 1 + random.below(5004 + 8 * i, 8) as u32;
+    let base = [BaseType::Same, BaseType::Bf16, BaseType::Int8][random.below(5005 + 8 * i, 3) as usize];
+    Adapters { rank, alpha: 16.0, qkv: on(0), out: on(1), up: on(2), down: on(3) || !(on(0) || on(1) || on(2)), base }
+}
+
 #[test]
 fn every_step_of_every_mixture_passes_the_meter() {
     let random = Random::new(7, 0);
-    for i in 0..60 {
-        let model = mixture(&random, i);
+    for i in 0..90 {
+        let mut model = mixture(&random, i);
+        if i >= 60 {
+            let drawn = adapters(&random, i);
+            model.adapters = Some(drawn);
+            model.adapters = Some(Adapters { rank: drawn.rank.min(model.smallest_adapted_side()), ..drawn });
+        }
+        let adapters = model.adapters;
         model.validate().unwrap();
         let sets = Recompute::FULL.subsets().skip(i as usize % 8).step_by(8);
         // Of each kind up to three layers.
@@ -232,8 +246,15 @@ fn every_step_of_every_mixture_passes_the_meter() {
             let documents = i % 3 == 0;
             let micro =
                 MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, dropout, documents, products, ..SEQUENCE };
+            if products != Products::Wide && adapters.is_some_and(|a| a.base == BaseType::Int8) {
+                assert!(matches!(model.validate_micro_batch(&micro), Err(ModelError::Adapters(_))));
+                continue;
+            }
             model.validate_micro_batch(&micro).unwrap();
             metered(&model, &micro, if products == Products::Wide { &Half } else { &Eighths });
+            if products == Products::Wide && adapters.is_some() {
+                metered(&model, &micro, &Single);
+            }
         }
     }
 }
@@ -321,6 +342,79 @@ fn parameters_have_names_of_their_own_and_those_that_decay_come_first() {
         assert!(vectors.clone().count() > 2 && vectors.into_iter().all(|p| p.group == Group::Vector));
         assert!(seen.iter().all(|p| p.learns == Learns::FromGradient || !model.norm_gains && p.group == Group::Vector));
     }
+}
+
+/// A Llama of 1.1 B parameters, as TinyLlama has its sizes.
+const TINY_LLAMA: Transformer = Transformer {
+    layers: 22,
+    d_model: 2048,
+    heads: 32,
+    kv_heads: 4,
+    head_size: 64,
+    d_ff: 5632,
+    vocab_size: 32_000,
+    context: 2048,
+    tied: false,
+    rotary_dims: 64,
+    ..Transformer::LLAMA
+};
+
+#[test]
+fn adapters_learn_alone_and_take_what_was_worked_out_by_hand() {
+    let all = Adapters { rank: 8, alpha: 16.0, qkv: true, out: true, up: true, down: true, base: BaseType::Same };
+    let model = Transformer { adapters: Some(all), ..TINY_LLAMA };
+    model.validate().unwrap();
+    // As PEFT counts them with rank 8 on all seven matrices of a layer.
+    let layer = 8 * (3 * 2048 + 2048 + 256 + 256 + 2 * 2048 + 2 * (2048 + 5632) + 5632 + 2048);
+    assert_eq!(parameters(&model) - parameters(&TINY_LLAMA), 22 * layer);
+    assert_eq!(22 * layer, 6_307_840);
+    // A frozen weight has no gradient.
+    let products = 22 * (2048 * (2560 + 2048 + 2 * 5632) + 2048 * 5632) + 32_000 * 2048;
+    assert_eq!(model.flops_per_token(512), 4 * products + 6 * 22 * layer + 12 * 22 * 2048 * 512);
+    let mut bytes = [0; 4];
+    let mut visit = |e: &Entry| {
+        let role = [Role::Gradient, Role::Moment, Role::Master, Role::Weight].iter().position(|r| *r == e.slot.role);
+        if let Some(role) = role {
+            bytes[role] += e.bytes;
+            assert!(e.slot.role == Role::Weight || e.slot.name.contains(".lora_"), "{}", e.slot.name);
+        }
+    };
+    let optimizer = Optimizer::adamw([0.9, 0.95], 1e-8, 0.1);
+    model.lay_lasting(&Half, Purpose::Training(Ranks::ALONE, optimizer), &mut Layout::new(&mut visit));
+    let own = 22 * layer;
+    assert_eq!(bytes, [4 * own, 8 * own, 2 * own, 2 * parameters(&model)]);
+    for (targets, elements) in [
+        (Adapters { out: false, up: false, down: false, ..all }, 8 * (3 * 2048 + 2048 + 256 + 256)),
+        (Adapters { qkv: false, up: false, down: false, ..all }, 8 * 2 * 2048),
+        (Adapters { qkv: false, out: false, down: false, ..all }, 8 * (2 * 2048 + 2 * 5632)),
+        (Adapters { qkv: false, out: false, up: false, ..all }, 8 * (2048 + 5632)),
+    ] {
+        let model = Transformer { adapters: Some(targets), ..TINY_LLAMA };
+        assert_eq!(parameters(&model) - parameters(&TINY_LLAMA), 22 * elements);
+    }
+    // In 8 bits a byte a weight and two a row, and the slot for the numbers of the head.
+    let eight = Transformer { adapters: Some(Adapters { base: BaseType::Int8, ..all }), ..TINY_LLAMA };
+    let mut bytes = [0; 3];
+    let mut visit = |e: &Entry| {
+        let kept = e.slot.role == Role::Weight && e.slot.dtype == Dtype::I8;
+        let which = [kept, e.slot.role == Role::Scale, e.slot.name == "base.numbers"].iter().position(|is| *is);
+        which.into_iter().for_each(|i| bytes[i] += e.bytes);
+    };
+    let mut layout = Layout::new(&mut visit);
+    eight.lay_lasting(&Half, Purpose::Training(Ranks::ALONE, optimizer), &mut layout);
+    eight.lay_training(&MicroBatch { batch: 4, seq_len: 512, chunk: 256, ..SEQUENCE }, &Half, &mut layout);
+    let rows = 22 * (2560 + 2048 + 2 * 5632 + 2048) + 2 * 32_000;
+    assert_eq!(bytes, [products + 32_000 * 2048, 2 * rows, 2 * 32_000 * 2048]);
+    let refused = |adapters| Transformer { adapters: Some(adapters), ..TINY_LLAMA }.validate().unwrap_err();
+    assert_eq!(refused(Adapters { rank: 0, ..all }), ModelError::Zero("lora_rank"));
+    // Keys and values have 256 rows.
+    assert_eq!(refused(Adapters { rank: 257, ..all }), ModelError::AdapterRank { rank: 257, most: 256 });
+    let others = Adapters { rank: 2048, qkv: false, ..all };
+    assert_eq!(Transformer { adapters: Some(others), ..TINY_LLAMA }.validate(), Ok(()));
+    assert!(matches!(refused(Adapters { alpha: 0.0, ..all }), ModelError::Constant { name: "lora_alpha", .. }));
+    let none = Adapters { qkv: false, out: false, up: false, down: false, ..all };
+    assert!(matches!(refused(none), ModelError::Adapters(_)));
+    assert!(matches!(Transformer { value_tables: 1, ..model }.validate(), Err(ModelError::Adapters(_))));
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! The list of a transformer's parameters.
 
-use super::names::Pair;
-use super::{Feed, FirstValues, Transformer};
+use super::adapters::Adapter;
+use super::copies::Projection;
+use super::names::{self, Pair};
+use super::{FirstValues, Transformer};
 use crate::integer::Kind;
 use crate::memory::{Init, Region, Stacked};
 use crate::model::{Parameter, Parameters};
@@ -18,9 +20,9 @@ pub struct Dense {
 }
 
 impl Dense {
-    /// Layer `l`'s bias.
+    /// Layer `l`'s bias; of gradients where it learns.
     pub fn bias(&self, l: u32) -> Option<Region> {
-        self.bias.map(|b| b.at(l))
+        self.bias.and_then(|b| b.at(l).if_any())
     }
 }
 
@@ -84,6 +86,8 @@ pub struct Weights {
     pub norm2: Gain,
     /// Before the head.
     pub final_norm: Gain,
+    /// Of qkv, out, up and down, where they have some.
+    pub adapters: [Option<Adapter>; 4],
 }
 
 impl Weights {
@@ -103,7 +107,7 @@ struct Values {
 
 impl Transformer {
     /// Rows of queries, keys and values where they are tensors of their own.
-    const fn qkv_parts(&self) -> [u32; 3] {
+    pub(super) const fn qkv_parts(&self) -> [u32; 3] {
         let keys = self.kv_heads * self.head_size;
         if self.interleaved() { [0; 3] } else { [self.mixed_width(), keys, keys] }
     }
@@ -158,13 +162,40 @@ impl Parameters for Transformer {
     type Table = Weights;
 
     fn parameters(&self, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Weights {
+        if self.adapters.is_none() {
+            return self.own_parameters(place);
+        }
+        let weights = self.own_parameters(&mut |p| place(&Parameter { learns: Learns::Never, ..*p }));
+        Weights { adapters: self.adapter_names().map(|(p, names)| self.place_adapter(p, names, place)), ..weights }
+    }
+
+    fn ends_take_turns(&self) -> bool {
+        // A tied table has gradients from the head to the embedding, value tables have them from the last layer on.
+        !self.tied && self.value_tables == 0
+    }
+}
+
+impl Transformer {
+    /// The names of weight, bias and adapters of queries, keys and values, and of the feed-forward's first product.
+    const fn first_names(&self) -> [&'static names::Dense; 2] {
+        let names = self.dialect.names();
+        let qkv = if self.interleaved() { &names.fused } else { &names.qkv };
+        [qkv, if self.feed.gated() { &names.gate_up } else { &names.up }]
+    }
+
+    /// The names of the adapters of every projection.
+    fn adapter_names(&self) -> [(Projection, [&'static str; 2]); 4] {
+        let (names, [qkv, up]) = (self.dialect.names(), self.first_names());
+        let all = [(Projection::Qkv, qkv), (Projection::Out, &names.out), (Projection::Up, up)];
+        let [qkv, out, up] = all;
+        [qkv, out, up, (Projection::Down, &names.down)].map(|(p, [_, _, a, b])| (p, [*a, *b]))
+    }
+
+    /// All but adapters.
+    fn own_parameters(&self, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Weights {
         let (d, ff, layers) = (self.d_model, self.d_ff, self.layers);
         let (names, Values { matrix: small, residual, embedding, head }) = (self.dialect.names(), self.first_values());
-        let qkv_names = if self.interleaved() { &names.fused } else { &names.qkv };
-        let (up_names, up_parts) = match self.feed {
-            Feed::Gelu => (&names.up, [0; 3]),
-            Feed::SwiGlu => (&names.gate_up, [ff, ff, 0]),
-        };
+        let ([qkv_names, up_names], up_parts) = (self.first_names(), self.projection_parts(Projection::Up));
         let [qkv_parts, ids] = [self.qkv_parts(), [self.vocab_size, 0, 0]];
         let rows = self.vocabulary_rows();
 
@@ -207,11 +238,21 @@ impl Parameters for Transformer {
         let final_norm = self.norm(&names.final_norm, 1, place);
         let [qkv, out, up, down] = [(qkv, biases[0]), (out, biases[1]), (up, biases[2]), (down, biases[3])]
             .map(|(weight, bias)| Dense { weight, bias });
-        Weights { embed, values, scalars, factor, qkv, out, up, down, untied, qk_norm, norm1, norm2, final_norm }
-    }
-
-    fn ends_take_turns(&self) -> bool {
-        // A tied table has gradients from the head to the embedding, value tables have them from the last layer on.
-        !self.tied && self.value_tables == 0
+        Weights {
+            embed,
+            values,
+            scalars,
+            factor,
+            qkv,
+            out,
+            up,
+            down,
+            untied,
+            qk_norm,
+            norm1,
+            norm2,
+            final_norm,
+            adapters: [None; 4],
+        }
     }
 }

@@ -12,7 +12,8 @@ use crate::train::{Results, Settings};
 pub struct HeadGrad {
     /// [rows, d].
     pub x_grad: Region,
-    /// [vocabulary, d]; without one the logits keep their own gradient, of all rows, for whoever makes this of it.
+    /// [vocabulary, d]; without one the logits keep their own gradient, of all rows where they have as many, for whoever makes
+    /// this of it.
     pub weight_grad: Option<Region>,
     /// Whether to add to `weight_grad` instead of writing over it.
     pub accumulate: bool,
@@ -88,10 +89,8 @@ impl Operation for HeadLoss {
         self.expect(self.integer.as_ref().is_none_or(fits), "integer")?;
         if let Some(g) = &self.gradient {
             self.expect(g.x_grad.rows() == rows && g.x_grad.columns() == d, "x_grad")?;
-            match g.weight_grad {
-                Some(w) => self.expect(w.rows() == vocabulary && w.columns() == d, "weight_grad")?,
-                None => self.expect(self.logits.rows() >= rows, "logits")?,
-            }
+            let fits = |w: Region| w.rows() == vocabulary && w.columns() == d;
+            self.expect(g.weight_grad.is_none_or(fits), "weight_grad")?;
         }
         Ok(())
     }
@@ -149,8 +148,8 @@ impl Operation for HeadLoss {
             weight_grad.f32_mut()?.fill(0.0);
         }
         for (r, &target) in targets.u32()?.iter().enumerate() {
-            // Kept where they are wanted, in one place where they are not.
-            let keeps = self.gradient.is_some_and(|g| g.weight_grad.is_none());
+            // Kept where there is room for all of them, in one place where there is not.
+            let keeps = self.gradient.is_some_and(|g| g.weight_grad.is_none()) && self.logits.rows() >= self.x.rows();
             let all = &mut logits.f32_mut()?[if keeps { r * vocabulary } else { 0 }..][..vocabulary];
             if target == IGNORE {
                 losses.f32_mut()?[r] = 0.0;
@@ -336,6 +335,12 @@ mod tests {
         let dz: [f32; 45] = b.get(op.logits).try_into().unwrap();
         let scale = b.values([1, 1, 1, 5], &[0.25; 5]);
         b.check_gradient(op, op.x, x_grad, op.losses, scale);
+        // In a chunk at a time the input's gradient is the same.
+        let whole: [f32; 30] = b.get(x_grad).try_into().unwrap();
+        let chunk = b.poison([1, 1, 2, 9]);
+        let gradient = Some(HeadGrad { x_grad, weight_grad: None, accumulate: false });
+        b.run(HeadLoss { gradient, logits: chunk, ..op });
+        assert_eq!(b.get(x_grad), whole);
         // A bias' gradient is the column sum of the logits'.
         let mut sums = [0.0; 9];
         dz.iter().enumerate().for_each(|(i, dz)| sums[i % 9] += dz);

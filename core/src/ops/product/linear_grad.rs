@@ -6,7 +6,7 @@ use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot, gelu_derivative};
 
-/// `x_grad = out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`,
+/// `x_grad = (x_grad +) out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`,
 /// `bias_grad (+)= Σ rows out_grad`, `x_bias_grad (+)= Σ rows x_grad`; of a transposed weight `out_grad · weightᵀ` and
 /// `xᵀ · out_grad`. One of the two products, where the other is made at another time.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,6 +21,8 @@ pub struct LinearGrad {
     pub out_grad: Region,
     /// [rows, in].
     pub x_grad: Option<Region>,
+    /// Whether to add to it instead of writing over it; the sum goes through the GELU.
+    pub add: bool,
     /// [rows, in]: where x = gelu(this), the gradient goes through the GELU as it is written.
     pub before_gelu: Option<Region>,
     /// As the weight.
@@ -46,6 +48,7 @@ impl LinearGrad {
             transposed: false,
             out_grad,
             x_grad: Some(x_grad),
+            add: false,
             before_gelu: None,
             weight_grad: Some(weight_grad),
             bias_grad: None,
@@ -78,7 +81,7 @@ impl Operation for LinearGrad {
             visit(Operand::read("out_grad", self.out_grad));
         }
         self.before_gelu.into_iter().for_each(|r| visit(Operand::read("before_gelu", r)));
-        self.x_grad.into_iter().for_each(|r| visit(Operand::write("x_grad", r)));
+        self.x_grad.into_iter().for_each(|r| visit(Operand::sum("x_grad", r, self.add)));
         self.weight_grad.into_iter().for_each(|r| visit(Operand::sum("weight_grad", r, self.accumulate)));
         for (name, bias_grad) in [("bias_grad", self.bias_grad), ("x_bias_grad", self.x_bias_grad)] {
             bias_grad.into_iter().for_each(|r| visit(Operand::sum(name, r, self.accumulate)));
@@ -160,18 +163,20 @@ impl Operation for LinearGrad {
             out_grad.f32()?.chunks_exact(outputs).for_each(|dy| axpy(1.0, dy, bias_grad));
             return Ok(());
         }
+        let before = |dx: &f32| if self.add { *dx } else { 0.0 };
         for (r, dy) in out_grad.f32()?.chunks_exact(outputs).enumerate() {
             // Empty where it is not wanted.
             let x = x.get(r * inputs..(r + 1) * inputs).unwrap_or_default();
             let dx = dx.get_mut(r * inputs..(r + 1) * inputs).unwrap_or_default();
             if self.transposed {
-                dx.iter_mut().zip(weight.f32()?.chunks_exact(outputs)).for_each(|(dx, w)| *dx = dot(dy, w));
+                let weight = weight.f32()?.chunks_exact(outputs);
+                dx.iter_mut().zip(weight).for_each(|(dx, w)| *dx = before(dx) + dot(dy, w));
                 x.iter().zip(dw.chunks_exact_mut(outputs)).for_each(|(x, dw)| axpy(*x, dy, dw));
             } else {
                 if let Some(codes) = &codes {
-                    dx.iter_mut().enumerate().for_each(|(i, dx)| *dx = codes.dot(r, i));
+                    dx.iter_mut().enumerate().for_each(|(i, dx)| *dx = before(dx) + codes.dot(r, i));
                 } else if !dx.is_empty() {
-                    dx.fill(0.0);
+                    dx.iter_mut().for_each(|dx| *dx = before(dx));
                     dy.iter().zip(weight.f32()?.chunks_exact(inputs)).for_each(|(&dy, w)| axpy(dy, w, dx));
                 }
                 dy.iter().zip(dw.chunks_exact_mut(inputs)).for_each(|(&dy, dw)| axpy(dy, x, dw));
@@ -208,6 +213,7 @@ mod tests {
                 transposed,
                 out_grad,
                 x_grad: Some(x_grad),
+                add: false,
                 before_gelu: None,
                 weight_grad: Some(weight_grad),
                 bias_grad: Some(bias_grad),
@@ -235,6 +241,10 @@ mod tests {
             let neither = LinearGrad { x_grad: None, weight_grad: None, ..backward };
             assert_eq!(neither.validate(), Err(neither.misfit("x_grad")));
             assert_eq!(LinearGrad { x_grad: None, ..backward }.flops(), 2 * 5 * 54);
+            b.run(LinearGrad { add: true, ..backward });
+            for (found, once) in b.get(x_grad).iter().zip(whole_x) {
+                approx::assert_relative_eq!(*found, 2.0 * once, epsilon = 1e-6);
+            }
         }
     }
 
@@ -262,6 +272,14 @@ mod tests {
                 approx::assert_relative_eq!(f64::from(*found), accumulated * sum, epsilon = 1e-6);
             }
             b.run(LinearGrad { accumulate: true, ..backward });
+        }
+        // A sum goes through it as a whole: of the identity and twice the gradient.
+        let once: [f32; 45] = b.get(x_grad).try_into().unwrap();
+        let begun: [f32; 45] = b.get(out_grad).try_into().unwrap();
+        b.set(x_grad, &begun);
+        b.run(LinearGrad { add: true, ..backward });
+        for (found, once) in b.get(x_grad).iter().zip(once) {
+            approx::assert_relative_eq!(*found, 2.0 * once, epsilon = 1e-6);
         }
         let alone = LinearGrad { x_grad: None, before_gelu: None, ..backward };
         assert_eq!(alone.validate(), Err(alone.misfit("x_bias_grad")));

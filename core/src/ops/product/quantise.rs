@@ -343,6 +343,7 @@ mod tests {
         let product = QuantisedProduct { a, b: Quantised { codes: turned, scaling } };
         let (x_grad, weight_grad) = (b.poison([1, 1, 5, 16]), b.poison([1, 1, 32, 16]));
         let op = LinearGrad {
+            add: false,
             x,
             weight,
             transposed: false,
@@ -509,6 +510,7 @@ mod tests {
         let mut copy = |x| copy(&mut b, x, Dtype::E4m3, 1.0);
         let linear = Linear { quantised: None, ..Linear::new(x, weight, None, out) };
         let grad = LinearGrad {
+            add: false,
             x,
             weight,
             transposed: false,

@@ -1,9 +1,9 @@
-//! What this device computes as it is defined, in core's own loops: choosing a token takes no time, and no precision of
-//! this device has tensors in 8 bits.
+//! What this device computes as it is defined, in core's own loops: choosing a token takes no time, no precision of
+//! this device has tensors in 8 bits, and adapters are small.
 
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
-use capful_core::ops::{MaxParts, MostLikely, Quantise, Rescale, Sample};
+use capful_core::ops::{MaxParts, MostLikely, Quantise, Rescale, Sample, Spread, SpreadGrad};
 
 use super::{Cpu, OnCpu};
 
@@ -22,4 +22,4 @@ macro_rules! by_reference {
     };
 }
 
-by_reference!(MaxParts, MostLikely, Quantise, Rescale, Sample);
+by_reference!(MaxParts, MostLikely, Quantise, Rescale, Sample, Spread, SpreadGrad);

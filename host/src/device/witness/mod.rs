@@ -75,6 +75,8 @@ macro_rules! tests {
                 logits_are_f32_in_every_precision
                 a_row_in_f32_by_a_weight_in_the_precisions_type
                 linear_grad_overwrites_and_accumulates
+                weights_in_fewer_bits_are_their_numbers
+                parts_are_spread_over_blocks_and_their_gradient
             }
             ranks { parts_are_added_with_the_reference_s_bits the_largest_of_parts }
             spiking {

@@ -1,9 +1,10 @@
 //! Linear layers and their gradients: the product in all three cases, with everything folded into it.
 
-use capful_core::ops::{Epilogue, Linear, LinearGrad};
+use capful_core::memory::Dtype;
+use capful_core::ops::{Dequantise, Epilogue, Linear, LinearGrad, Spread, SpreadGrad, part_count};
 use capful_core::random::Random;
 
-use super::{Lay, Witness, matrix, vector};
+use super::{Lay, Witness, drawn, matrix, vector};
 
 /// Rows, inputs, outputs.
 fn sizes() -> Vec<[u32; 3]> {
@@ -92,6 +93,8 @@ struct Parts {
     /// Of the input's bias.
     x_bias: bool,
     gelu: bool,
+    /// Whether the input's gradient is added to what is there.
+    add: bool,
 }
 
 fn linear_grad(l: &mut Lay, [rows, inputs, outputs]: [u32; 3], parts: Parts) -> LinearGrad {
@@ -102,7 +105,10 @@ fn linear_grad(l: &mut Lay, [rows, inputs, outputs]: [u32; 3], parts: Parts) -> 
         x: l.normal(matrix(rows, inputs), 1.0),
         weight: l.normal(sides, 1.0),
         out_grad: l.normal(matrix(rows, outputs), 1.0),
-        x_grad: parts.x.then(|| l.poison(matrix(rows, inputs))),
+        x_grad: parts
+            .x
+            .then(|| if parts.add { l.normal(matrix(rows, inputs), 1.0) } else { l.poison(matrix(rows, inputs)) }),
+        add: parts.add,
         before_gelu: parts.gelu.then(|| l.normal(matrix(rows, inputs), 1.0)),
         weight_grad: parts.weight.then(|| l.gradient(sides, accumulate)),
         bias_grad: parts.bias.then(|| l.gradient(vector(outputs), accumulate)),
@@ -126,15 +132,55 @@ pub fn linear_grad_overwrites_and_accumulates(w: &mut impl Witness) {
         ] {
             // Of so many columns that roundings before the sums are averaged.
             let x_bias = x && !transposed && size[1] >= 16;
-            let parts = Parts { accumulate, transposed, x, weight, bias: weight, x_bias, gelu: accumulate && x };
+            let parts = Parts {
+                accumulate,
+                transposed,
+                x,
+                weight,
+                bias: weight,
+                x_bias,
+                gelu: accumulate && x,
+                add: accumulate && x,
+            };
             w.case(|l| linear_grad(l, size, parts));
         }
     }
     for (size, transposed) in [([9, 90, 71], false), ([300, 40, 30], true), ([65, 33, 64], true)] {
         for (accumulate, gelu, x_bias) in [(false, true, true), (true, false, true), (false, true, false)] {
-            let parts = Parts { accumulate, transposed, x: true, weight: true, bias: false, x_bias, gelu };
+            let parts = Parts { accumulate, transposed, x: true, weight: true, bias: false, x_bias, gelu, add: false };
             w.case(|l| linear_grad(l, size, parts));
-            w.case(|l| linear_grad(l, size, Parts { weight: false, ..parts }));
+            w.case(|l| linear_grad(l, size, Parts { weight: false, add: true, ..parts }));
+        }
+    }
+}
+
+pub fn weights_in_fewer_bits_are_their_numbers(w: &mut impl Witness) {
+    for (rows, columns) in [(1, 1), (2, 7), (5, 3), (64, 96), (301, 33)] {
+        let shape = matrix(rows, columns);
+        w.case(|l| {
+            let bytes = drawn(1, rows * columns, 256).into_iter().map(|byte| byte as u8).collect();
+            let codes = l.bytes(Dtype::I8, shape, bytes);
+            // From 0 to 2, a tenth of them too small for an exponent.
+            let halves = drawn(2, rows, 0x4000).into_iter().map(|half| if half % 10 == 0 { half >> 4 } else { half });
+            let halves = halves.flat_map(|half| (half as u16).to_le_bytes()).collect();
+            let scales = Some(l.bytes(Dtype::F16, matrix(rows, 1), halves));
+            Dequantise { codes, scales, out: l.poison(shape) }
+        });
+        w.case(|l| Dequantise { codes: l.codes(Dtype::Bf16, shape, 8.0), scales: None, out: l.poison(shape) });
+    }
+}
+
+pub fn parts_are_spread_over_blocks_and_their_gradient(w: &mut impl Witness) {
+    for (parts, rows, r) in
+        [([0; 3], 1, 1), ([0; 3], 300, 8), ([5, 7, 0], 12, 3), ([64, 16, 16], 96, 8), ([1, 2, 200], 203, 5)]
+    {
+        let (narrow, wide) = (matrix(rows, r), matrix(rows, part_count(&parts) * r));
+        w.case(|l| Spread { x: l.normal(narrow, 1.0), parts, scale: 0.3, out: l.poison(wide) });
+        for accumulate in [false, true] {
+            w.case(|l| {
+                let (out_grad, x_grad) = (l.gradient(wide, true), l.gradient(narrow, accumulate));
+                SpreadGrad { out_grad, parts, scale: 0.3, x_grad, accumulate }
+            });
         }
     }
 }

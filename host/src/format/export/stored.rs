@@ -46,6 +46,11 @@ impl Stored {
         self.entries.iter().map(|e| e.slot.elements() * u64::from(e.slot.layers)).sum()
     }
 
+    /// The parameters as a checkpoint has them.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
     /// Every stored tensor: name and region.
     fn tensors(&self, layer: u32, of: Stacked) -> impl Iterator<Item = (Rc<str>, Region)> {
         let entry = self.entries.iter().find(|entry| entry.place.first.offset == of.first.offset).copied();

@@ -9,6 +9,7 @@ use super::element::Element;
 use super::error::ExportError;
 use super::tensor::{Rows, Tensor, Values};
 use crate::format::safetensors::TensorFile;
+use crate::format::tensors::Tensors;
 
 /// Most numbers of a piece; a multiple of every block of a quantised tensor.
 pub const PIECE: usize = 1 << 20;
@@ -16,9 +17,19 @@ pub const PIECE: usize = 1 << 20;
 /// Most numbers of a factor P that is held in memory: 64 MiB.
 const FACTOR: u64 = 16 << 20;
 
+/// The model that adapters belong to, with which they are merged as it is read: W + α / r · B · A.
+struct Beneath {
+    base: Tensors,
+    scale: f32,
+    /// The A that was read last, by its name.
+    a: (String, Vec<f32>),
+}
+
 /// The weights of a checkpoint, read piece by piece.
 pub struct Checkpoint<'s> {
     file: TensorFile,
+    /// Where the file has adapters alone.
+    beneath: Option<Beneath>,
     path: String,
     stop: &'s AtomicBool,
     numbers: Vec<f32>,
@@ -32,7 +43,42 @@ impl<'s> Checkpoint<'s> {
     /// A file that is missing or damaged.
     pub fn open(path: &Path, stop: &'s AtomicBool) -> Result<Checkpoint<'s>, ExportError> {
         let file = TensorFile::open(path)?;
-        Ok(Checkpoint { file, path: path.display().to_string(), stop, numbers: Vec::new(), bytes: Vec::new() })
+        let path = path.display().to_string();
+        Ok(Checkpoint { file, beneath: None, path, stop, numbers: Vec::new(), bytes: Vec::new() })
+    }
+
+    /// The same of a file of adapters, merged with the weights of `base`: what they make is multiplied with `scale`.
+    #[must_use]
+    pub fn merged(self, base: Tensors, scale: f32) -> Checkpoint<'s> {
+        Checkpoint { beneath: Some(Beneath { base, scale, a: (String::new(), Vec::new()) }), ..self }
+    }
+
+    /// Fills `numbers` with those of the tensor `name`, from element `first` on.
+    fn read(&mut self, name: &str, first: u64, numbers: &mut [f32]) -> Result<(), ExportError> {
+        let Some(Beneath { base, scale, a: (cached, a) }) = &mut self.beneath else {
+            return Ok(self.file.read_numbers(name, first, numbers, &mut self.bytes)?);
+        };
+        base.read_numbers(name, first, numbers, &mut self.bytes)?;
+        let Some([of_a, of_b]) = adapter_of(name) else { return Ok(()) };
+        let Some(&[rank, inputs]) = self.file.describe(&of_a).map(|(_, shape)| shape) else { return Ok(()) };
+        if *cached != of_a {
+            a.resize(rank * inputs, 0.0);
+            self.file.read_numbers(&of_a, 0, a, &mut self.bytes)?;
+            *cached = of_a;
+        }
+        let (mut at, mut b) = (first as usize, vec![0.0; rank]);
+        let mut left = numbers;
+        while !left.is_empty() && inputs > 0 {
+            let (row, column) = (at / inputs, at % inputs);
+            let (own, behind) = left.split_at_mut((inputs - column).min(left.len()));
+            self.file.read_numbers(&of_b, (row * rank) as u64, &mut b, &mut self.bytes)?;
+            for (b, a) in b.iter().zip(a.chunks_exact(inputs)) {
+                own.iter_mut().zip(&a[column..]).for_each(|(w, a)| *w += *scale * b * a);
+            }
+            at += own.len();
+            left = behind;
+        }
+        Ok(())
     }
 
     /// The type that a tensor is stored in; a product's is its first factor's. Numbers of ours are f32.
@@ -66,7 +112,11 @@ impl<'s> Checkpoint<'s> {
 
     fn shape(&self, name: &str) -> Result<(FileDtype, &[usize]), ExportError> {
         let missing = || ExportError::Refused(format!("{}: {name} is missing; the checkpoint is damaged", self.path));
-        self.file.describe(name).ok_or_else(missing)
+        match &self.beneath {
+            None => self.file.describe(name),
+            Some(beneath) => beneath.base.describe(name),
+        }
+        .ok_or_else(missing)
     }
 
     /// Checks that a stored tensor has at least `rows` of `columns`, and gives its type.
@@ -147,7 +197,10 @@ impl<'s> Checkpoint<'s> {
             let begun = self.numbers.len();
             let some = ((PIECE - begun) as u64).min(count - done);
             self.numbers.resize(begun + some as usize, 0.0);
-            self.file.read_numbers(name, first + done, &mut self.numbers[begun..], &mut self.bytes)?;
+            let mut numbers = std::mem::take(&mut self.numbers);
+            let read = self.read(name, first + done, &mut numbers[begun..]);
+            self.numbers = numbers;
+            read?;
             done += some;
             if self.numbers.len() == PIECE {
                 self.going_on()?;
@@ -167,10 +220,10 @@ impl<'s> Checkpoint<'s> {
         let (rows, columns) = (tensor.shape[0], tensor.columns());
         let rank = self.shape(right)?.1.last().copied().unwrap_or(0);
         let mut factor = vec![0.0; columns as usize * rank];
-        self.file.read_numbers(right, 0, &mut factor, &mut self.bytes)?;
+        self.read(right, 0, &mut factor)?;
         let (mut row, mut out) = (vec![0.0; rank], Vec::with_capacity(PIECE));
         for i in 0..rows {
-            self.file.read_numbers(left, i * rank as u64, &mut row, &mut self.bytes)?;
+            self.read(left, i * rank as u64, &mut row)?;
             for column in factor.chunks_exact(rank) {
                 out.push(dot(&row, column));
                 if out.len() == PIECE {
@@ -182,6 +235,12 @@ impl<'s> Checkpoint<'s> {
         }
         if out.is_empty() { Ok(()) } else { visit(&out) }
     }
+}
+
+/// The names of A and B of the adapter of the weight `name`, where there is one.
+fn adapter_of(name: &str) -> Option<[String; 2]> {
+    let stem = name.strip_suffix(".weight")?;
+    Some(["A", "B"].map(|which| format!("{stem}.lora_{which}.weight")))
 }
 
 /// Σ x y in f32, in eight sums that are added at the end.

@@ -92,6 +92,11 @@ pub fn export(
     let refused = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
     let config =
         directory::read_config(dir).and_then(|c| c.on(Some("reference".to_owned()))).map_err(|e| refused(&e))?;
+    if config.adapters().is_some() {
+        let what = "this run has adapters, and an image has none: write one model with host export --to hf, read it with host import, \
+                    and export that";
+        return Err(DeviceError::Refused(what.to_owned()));
+    }
     let config = config.in_integers(weights).map_err(|e| refused(&e))?;
     let context = positions(&config, context).map_err(|e| refused(&e))?;
     let constants = out.with_extension("rs");

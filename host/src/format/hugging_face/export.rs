@@ -70,7 +70,7 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
     let place = Place::new(out)?;
     let dir = place.temporary();
     std::fs::create_dir(dir).map_err(|e| ExportError::create(dir, &e))?;
-    let mut files = shards::write(dir, &all, request.shard, from)?;
+    let mut files = shards::write((dir, "model"), &all, request.shard, from)?;
     let mut text = |name: &str, text: String| {
         let mut file = Written::create(&dir.join(name))?;
         file.write(text.as_bytes())?;

@@ -1,5 +1,6 @@
 //! Models as the library `transformers` keeps them.
 
+pub mod adapter;
 mod card;
 mod class;
 mod export;

@@ -52,20 +52,20 @@ fn header(tensors: &[Named]) -> String {
     text
 }
 
-/// Writes all tensors into files in the directory `dir`; gives each file's name and bytes.
+/// Writes all tensors into files in the directory `dir`, whose names begin with `stem`; gives each file's name and bytes.
 ///
 /// # Errors
 /// Those of the checkpoint and of the file system; a number that has no room in the type asked for, by its tensor.
 pub(super) fn write(
-    dir: &Path,
+    (dir, stem): (&Path, &str),
     all: &[Named],
     limit: u64,
     from: &mut Checkpoint<'_>,
 ) -> Result<Vec<(String, u64)>, ExportError> {
     let files = cut(all, limit);
     let name = |i: usize| match files.len() {
-        1 => "model.safetensors".to_owned(),
-        count => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+        1 => format!("{stem}.safetensors"),
+        count => format!("{stem}-{:05}-of-{count:05}.safetensors", i + 1),
     };
     let mut written = Vec::new();
     for (i, tensors) in files.iter().enumerate() {
@@ -81,7 +81,7 @@ pub(super) fn write(
         let places: serde_json::Map<_, _> = places.map(|(tensor, file)| (tensor.clone(), file.into())).collect();
         let bytes: u64 = all.iter().map(Named::bytes).sum();
         let index = json!({ "metadata": { "total_size": bytes }, "weight_map": places });
-        let (name, text) = ("model.safetensors.index.json".to_owned(), format!("{index:#}\n"));
+        let (name, text) = (format!("{stem}.safetensors.index.json"), format!("{index:#}\n"));
         let mut file = Written::create(&dir.join(&name))?;
         file.write(text.as_bytes())?;
         written.push((name, file.finish()?));

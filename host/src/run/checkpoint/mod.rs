@@ -15,6 +15,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use capful_core::memory::{Entry, Role};
+use capful_core::model::transformer::is_adapter;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
@@ -27,6 +28,7 @@ use crate::disk;
 use crate::format::safetensors::TensorFileError;
 use crate::regular;
 use crate::run::averages::Averaged;
+use crate::run::base::Base;
 use crate::run::ending::Timed;
 use crate::run::evaluations::Evaluations;
 
@@ -77,6 +79,9 @@ pub struct TrainerState {
     /// The weights that are averaged, where they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub averaged: Option<Averaged>,
+    /// The model that the adapters belong to, where the run trains some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Base>,
     /// Where a run that ends on time stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timed: Option<Timed>,
@@ -188,8 +193,11 @@ const AVERAGES: &str = "averaged.safetensors";
 /// Bytes copied at once between device and file.
 const STAGING: usize = 1 << 20;
 
+/// What a checkpoint has of these roles: of weights beside which adapters learn nothing.
 pub(super) fn saved(entries: &[Entry], roles: &[Role]) -> Vec<Entry> {
-    entries.iter().filter(|e| roles.contains(&e.slot.role)).copied().collect()
+    let adapted = entries.iter().any(|e| is_adapter(e.slot.name));
+    let left = |e: &Entry| adapted && e.slot.role == Role::Weight && !is_adapter(e.slot.name);
+    entries.iter().filter(|e| roles.contains(&e.slot.role) && !left(e)).copied().collect()
 }
 
 /// Bytes of the tensors of a checkpoint of what lasts.

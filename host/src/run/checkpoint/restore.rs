@@ -5,12 +5,12 @@ use std::path::Path;
 use std::thread;
 
 use capful_core::integer::Integer;
-use capful_core::memory::{Dtype, Entry, Role};
+use capful_core::memory::{Dtype, Entry, Region, Role};
 
 use super::{AVERAGES, CheckpointError, MASTER, MODEL, OPTIMIZER, STAGING, Weights, check, saved, with_prefix};
 use crate::device::Storage;
 use crate::format::quantise;
-use crate::format::safetensors::TensorFile;
+use crate::format::safetensors::{TensorFile, VisitRow};
 
 /// What is read of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +79,8 @@ fn read_tensors(
         let (integers, floats): (Vec<Entry>, _) = weights.iter().partition(|e| Integer::of(e.slot.dtype).is_some());
         model.read_into(&floats, device, &mut staging)?;
         let scales = saved(lasting, &[Role::Scale]);
-        return Ok(quantise::read_into(&mut model, &integers, &scales, device)?);
+        let mut rows = |name: &str, of: &Region, visit: VisitRow<'_>| model.rows(name, of, visit);
+        return Ok(quantise::read_into(&mut rows, &integers, &scales, device)?);
     }
     let (mut model, mut rest) = (open(MODEL)?, open(OPTIMIZER)?);
     // The f32 parameters: masters where the run that saved them kept the weights in fewer bits, else the weights.

@@ -294,6 +294,7 @@ mod tests {
             skipped: 0,
             evaluations: None,
             averaged: None,
+            base: None,
             timed: None,
         }
     }

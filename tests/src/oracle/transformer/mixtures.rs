@@ -93,11 +93,19 @@ pub fn mixtures() -> Vec<Config> {
             rotary_base: 10_000.0,
             scaling,
             eps: 1e-5,
+            adapters: None,
+            eight_bits: false,
             names,
             attention: Pattern::Dense,
         }
     };
     MIXTURES.map(mix).to_vec()
+}
+
+/// The same with adapters, without what always learns.
+pub fn adapted_mixtures() -> Vec<Config> {
+    let adapted = |config| Config { value_tables: 0, stream_scalars: false, adapters: Some((3, 5.0)), ..config };
+    mixtures().into_iter().map(adapted).collect()
 }
 
 #[cfg(test)]

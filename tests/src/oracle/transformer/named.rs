@@ -11,6 +11,17 @@ pub(super) struct Named<'a> {
     weights: &'a Tensors,
 }
 
+/// What is added to a linear layer: scale · B (A x).
+struct Adapter<'a> {
+    names: [String; 2],
+    /// [rank, inputs].
+    a: &'a [f64],
+    /// [outputs, rank].
+    b: &'a [f64],
+    rank: usize,
+    scale: f64,
+}
+
 impl<'a> Named<'a> {
     pub(super) fn new(config: &'a Config, weights: &'a Tensors) -> Self {
         assert!(config.tied || config.rank.is_none(), "a factorised embedding is tied");
@@ -32,14 +43,38 @@ impl<'a> Named<'a> {
         let weight = self.get(&format!("{name}.weight"));
         let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
         let bias = self.weights.get(&format!("{name}.bias")).map(|bias| bias.data.as_slice());
-        linear(x, &weight.data, bias, x.len() / inputs, inputs, outputs)
+        let mut y = linear(x, &weight.data, bias, x.len() / inputs, inputs, outputs);
+        if let Some(Adapter { names: _, a, b, rank, scale }) = self.adapter(name) {
+            let low = linear(x, a, None, x.len() / inputs, inputs, rank);
+            let added = linear(&low, b, None, x.len() / inputs, rank, outputs);
+            y.iter_mut().zip(added).for_each(|(y, added)| *y += scale * added);
+        }
+        y
+    }
+
+    /// The adapter of the linear layer `name`.
+    fn adapter(self, name: &str) -> Option<Adapter<'a>> {
+        let (rank, alpha) = self.config.adapters?;
+        let names = ["A", "B"].map(|which| format!("{name}.lora_{which}.weight"));
+        let [a, b] = [self.weights.get(&names[0])?, self.weights.get(&names[1])?].map(|tensor| &tensor.data[..]);
+        Some(Adapter { names, a, b, rank, scale: alpha / rank as f64 })
     }
 
     /// The gradient of the input of [`Named::linear`]; those of its weights go into `gradients`.
     pub(super) fn linear_back(self, name: &str, x: &[f64], dy: &[f64], gradients: &mut Tensors) -> Vec<f64> {
         let weight = self.get(&format!("{name}.weight"));
         let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
-        let (dx, dw, db) = linear_gradient(x, &weight.data, dy, x.len() / inputs, inputs, outputs);
+        let (mut dx, dw, db) = linear_gradient(x, &weight.data, dy, x.len() / inputs, inputs, outputs);
+        if let Some(Adapter { names: [of_a, of_b], a, b, rank, scale }) = self.adapter(name) {
+            let rows = x.len() / inputs;
+            let low = linear(x, a, None, rows, inputs, rank);
+            let scaled: Vec<f64> = dy.iter().map(|dy| scale * dy).collect();
+            let (d_low, db, _) = linear_gradient(&low, b, &scaled, rows, rank, outputs);
+            let (added, da, _) = linear_gradient(x, a, &d_low, rows, inputs, rank);
+            dx.iter_mut().zip(added).for_each(|(dx, added)| *dx += added);
+            gradients.insert(of_a, Tensor::new(&[rank, inputs], da));
+            gradients.insert(of_b, Tensor::new(&[outputs, rank], db));
+        }
         gradients.insert(format!("{name}.weight"), Tensor::new(&[outputs, inputs], dw));
         if self.weights.contains_key(&format!("{name}.bias")) {
             gradients.insert(format!("{name}.bias"), Tensor::new(&[outputs], db));

@@ -95,7 +95,9 @@ impl Config {
         let width = self.kv_heads * self.head_size;
         all.extend((0..self.value_tables).map(|table| (self.value_table(table), vec![vocab, width])));
         for layer in 0..self.layers {
-            all.extend(self.block().into_iter().map(|(part, shape)| (self.part(layer, &part), shape)));
+            let adapters = self.block().into_iter().flat_map(|shaped| self.adapters_of(&shaped));
+            let parts = self.block().into_iter().chain(adapters);
+            all.extend(parts.map(|(part, shape)| (self.part(layer, &part), shape)));
         }
         all.extend(self.norm_of(self.last_norm()));
         if !self.tied {
@@ -144,6 +146,17 @@ impl Config {
             Feed::SwiGlu => linear_of(names.gate, ff, d, bias),
         };
         [gate, linear_of(names.up, ff, d, bias), linear_of(names.down, d, ff, bias)].concat()
+    }
+
+    /// A and B of a matrix, where there are some.
+    fn adapters_of(&self, (name, shape): &Shaped) -> Vec<Shaped> {
+        match (self.adapters, name.strip_suffix(".weight"), &shape[..]) {
+            (Some((rank, _)), Some(name), &[outputs, inputs]) => {
+                let name = |which| format!("{name}.lora_{which}.weight");
+                vec![(name("A"), vec![rank, inputs]), (name("B"), vec![outputs, rank])]
+            }
+            _ => Vec::new(),
+        }
     }
 
     fn norm_of(&self, name: &str) -> Vec<Shaped> {

@@ -124,7 +124,7 @@ fn difference(dir: &Path, run: &str, name: &str) -> f64 {
 }
 
 /// The loss of each step.
-fn losses(outcome: &Outcome) -> Vec<f64> {
+pub(crate) fn losses(outcome: &Outcome) -> Vec<f64> {
     outcome.json_lines().iter().filter_map(|line| line["loss"].as_f64()).collect()
 }
 

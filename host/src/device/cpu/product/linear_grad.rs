@@ -39,7 +39,8 @@ impl OnCpu for LinearGrad {
                 true => Matrix::new(weight, inputs, outputs).transposed(),
                 false => Matrix::new(weight, outputs, inputs),
             };
-            let (dx, update) = (MatrixMut::new(&mut *x_grad, rows, inputs), Update::Overwrite);
+            let update = if self.add { Update::Accumulate } else { Update::Overwrite };
+            let dx = MatrixMut::new(&mut *x_grad, rows, inputs);
             gemm::product(&mut cpu.pool, dy, weight, dx, update, scratch, |_, mut block| {
                 let cols = block.cols();
                 for row in block.rows() {

@@ -48,7 +48,7 @@ impl Cuda {
                 }
             };
             let summed = o.x_bias_grad.map(|to| Summed { activated, ..Summed::new(to, o.accumulate) });
-            self.product(Product { before_gelu: o.before_gelu, summed, ..product })?;
+            self.product(Product { accumulate: o.add, before_gelu: o.before_gelu, summed, ..product })?;
         }
         if let Some(weight_grad) = o.weight_grad {
             let (left, right) = if o.transposed { (o.x, o.out_grad) } else { (o.out_grad, o.x) };

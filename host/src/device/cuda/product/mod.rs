@@ -3,12 +3,14 @@
 pub(super) mod blas;
 pub(super) mod column_sums;
 pub(super) mod columns;
+mod dequantise;
 mod linear;
 pub(super) mod linear_grad;
 pub(super) mod product;
 pub(super) mod quantise;
 mod quantise_rows;
 mod rescale;
+mod spread;
 mod tensor_map;
 pub(super) mod tuning;
 pub(super) mod warpgroup_product;

@@ -1,11 +1,11 @@
 //! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
 
-use capful_core::ops::{Linear, LinearGrad, Quantise, QuantiseRows, Rescale};
+use capful_core::ops::{Dequantise, Linear, LinearGrad, Quantise, QuantiseRows, Rescale, Spread, SpreadGrad};
 
 use crate::device::cuda::profile::{CudaProfile, SUMS, WORKSPACE, piece_bytes};
 use crate::device::cuda::room::{CudaScratch, without_scratch};
 
-without_scratch!(Quantise, QuantiseRows, Rescale);
+without_scratch!(Dequantise, Quantise, QuantiseRows, Rescale, Spread, SpreadGrad);
 
 impl CudaScratch for Linear {
     fn scratch(&self, _: &CudaProfile) -> u64 {

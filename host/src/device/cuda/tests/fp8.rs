@@ -303,6 +303,7 @@ fn products_of_copies() {
             bench.agree_in_eighths(|l| {
                 let sides = [1, 1, outputs, inputs];
                 LinearGrad {
+                    add: false,
                     transposed: false,
                     x: l.normal([1, 1, rows, inputs], 1.0),
                     weight: l.normal(sides, 1.0),

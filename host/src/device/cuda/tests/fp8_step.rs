@@ -2,7 +2,7 @@
 
 use capful_core::device::{Device, Meter, Op, OperationError, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Region, Role, Slot, Space};
-use capful_core::model::transformer::{Biases, Feed, Lasting, Residual, Training};
+use capful_core::model::transformer::{Adapters, BaseType, Biases, Feed, Lasting, Residual, Training};
 use capful_core::model::{Family, MicroBatch, Products as Kind, Recompute, Transformer};
 use capful_core::ops::{Chance, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, SwiGlu, SwiGluGrad};
 use capful_core::optimizer::Optimizer;
@@ -205,6 +205,20 @@ fn the_reference_learns_as_well_with_copies_in_8_bits() {
         assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
         learn_alike(&wide, &eighths, 0.05);
         assert!(saved.iter().flat_map(|(r, bytes)| decode(r.dtype, bytes)).all(f32::is_finite));
+    }
+}
+
+#[test]
+fn adapters_learn_beside_copies_in_8_bits() {
+    let all = Adapters { rank: 4, alpha: 16.0, qkv: true, out: true, up: true, down: true, base: BaseType::Same };
+    for model in [MODEL, Transformer { feed: Feed::Gelu, ..MODEL }] {
+        let model = Transformer { adapters: Some(all), ..model };
+        let (wide, _) = on_reference(model, &Single, 28, |_| Kind::Wide);
+        let (eighths, _) = on_reference(model, &SingleFp8, 28, chosen);
+        let (before, later) = wide.split_at(FILLS as usize);
+        assert_eq!(before, &eighths[..before.len()], "while the history fills nothing differs");
+        assert!(later.iter().zip(&eighths[before.len()..]).all(|(a, b)| a != b && (a - b).abs() <= 0.05 * a));
+        assert!(wide[27] < 0.97 * wide[0], "nothing was learnt: {wide:?}");
     }
 }
 

@@ -35,6 +35,7 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
             cuda.epilogue(&Product { activated: o.epilogue.activated(), ..product })
         });
         let backward = |l: &mut Lay| LinearGrad {
+            add: false,
             transposed: false,
             x: l.normal([1, 1, 21, 9], 1.0),
             weight: l.normal([1, 1, 33, 9], 1.0),
@@ -124,6 +125,7 @@ fn warpgroups_multiply_behind_a_gelu_and_sum_columns() {
                 let sides = [1, 1, rows, inputs];
                 let sum = |l: &mut Lay, shape| l.gradient(shape, accumulate);
                 LinearGrad {
+                    add: false,
                     transposed: false,
                     x: l.normal(sides, 1.0),
                     weight: l.normal([1, 1, outputs, inputs], 0.05),

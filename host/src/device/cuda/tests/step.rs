@@ -1,9 +1,12 @@
 //! Whole training steps of a small Pythia and a small Yxanul, through recorded graphs, against the Reference.
 
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
+use capful_core::integer::{Integer, quantise_row};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::transformer::{Biases, Lasting, Training};
-use capful_core::model::{self, Activation, Batch, Family as _, MicroBatch, Purpose, Recompute, Transformer};
+use capful_core::model::transformer::{Adapters, BaseType, Biases, Lasting, Training, is_adapter};
+use capful_core::model::{
+    self, Activation, Batch, Family as _, MicroBatch, Purpose, Recompute, Transformer, transformer,
+};
 use capful_core::ops::{Chance, Dropout, Pattern, Rotary};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
@@ -82,9 +85,10 @@ pub(super) fn plan(model: &Transformer, profile: &dyn Profile, scratch: u64, sta
     Plan { entries, state, training, scratch, bytes }
 }
 
-/// All parameters, or what they lack of their masters.
+/// All parameters that learn, or what they lack of their masters: beside adapters these alone.
 fn parameters(plan: &Plan, role: Role) -> impl Iterator<Item = Region> {
-    let entries = plan.entries.iter().filter(move |e| e.slot.role == role);
+    let adapted = plan.entries.iter().any(|e| is_adapter(e.slot.name));
+    let entries = plan.entries.iter().filter(move |e| e.slot.role == role && (!adapted || is_adapter(e.slot.name)));
     entries.flat_map(|e| (0..e.slot.layers).map(|layer| e.place.at(layer)))
 }
 
@@ -97,6 +101,9 @@ pub(super) fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
         Init::Zero | Init::Wiring { .. } => vec![0.0; count as usize],
         Init::One => vec![1.0; count as usize],
         Init::Half => vec![0.5; count as usize],
+        Init::Uniform(bound) => {
+            (0..count).map(|i| ((2.0 * random.uniform(i.into()) - 1.0) * f64::from(bound)) as f32).collect()
+        }
         Init::Normal(deviation) => (0..count).map(|i| random.normal(i.into()) * deviation).collect(),
         Init::Rotary { base, scaling } => {
             let [_, positions, pairs, _] = slot.shape;
@@ -105,6 +112,33 @@ pub(super) fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
         }
     }
 }
+
+/// What one layer of an entry, one of `all`, begins with; of weights in integers their codes and scales.
+fn first_bytes(entry: &Entry, all: &[Entry], layer: u32) -> Vec<u8> {
+    let weight = |e: &&Entry| e.slot.role == Role::Weight && e.slot.name == entry.slot.name;
+    match entry.slot.dtype {
+        Dtype::I8 => integers(&entry.slot, layer).0,
+        Dtype::F16 => integers(&all.iter().find(weight).expect("a weight of these scales").slot, layer).1,
+        dtype => encode(dtype, &first_values(&entry.slot, layer)),
+    }
+}
+
+/// The first values of one layer of a weight as codes of 8 bits, and the scales of its rows.
+fn integers(slot: &Slot, layer: u32) -> (Vec<u8>, Vec<u8>) {
+    let [_, _, rows, columns] = slot.shape;
+    let values = first_values(slot, layer);
+    let (mut codes, mut scales, mut row) = (vec![0; values.len()], Vec::new(), vec![0; columns as usize]);
+    for (r, x) in (0..).zip(values.chunks_exact(columns as usize)) {
+        let mut scale = [0; 1];
+        quantise_row(Integer::Int8, x, Integer::LONGEST, &mut row, &mut scale);
+        Integer::Int8.put_row([rows, r], &row, &mut codes);
+        scales.extend(scale[0].to_le_bytes());
+    }
+    (codes, scales)
+}
+
+/// What is there before the first step.
+const FIRST: [Role; 4] = [Role::Weight, Role::Scale, Role::Master, Role::Constant];
 
 fn batch(stage: &MicroBatch, step: u64, part: u64) -> [Vec<u32>; 2] {
     let random = Random::new(100 + step, part);
@@ -140,10 +174,11 @@ fn reference(model: &Transformer, steps: u64, stage: &MicroBatch) -> (Vec<f32>, 
     let plan = plan(model, &Single, 0, stage);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
     let mut device = Reference { arena: Arena::new(&mut storage) };
-    for entry in plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Constant)) {
+    for entry in plan.entries.iter().filter(|e| FIRST.contains(&e.slot.role)) {
         for layer in 0..entry.slot.layers {
             let [mut view] = device.arena.views([Some(entry.place.at(layer))]).expect("in the arena");
-            view.f32_mut().expect("of this type").copy_from_slice(&first_values(&entry.slot, layer));
+            let bytes = first_bytes(entry, &plan.entries, layer);
+            view.bytes_mut().expect("of the arena").copy_from_slice(&bytes);
         }
     }
     let regions = Transformer::training_batch(&plan.training);
@@ -202,10 +237,9 @@ fn on_gpu_with(
         model.update(c, &plan.state, None)
     };
     cuda.tune(tuned).expect("a step");
-    let first = plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Master | Role::Constant));
-    for entry in first {
+    for entry in plan.entries.iter().filter(|e| FIRST.contains(&e.slot.role)) {
         for layer in 0..entry.slot.layers {
-            let bytes = encode(entry.slot.dtype, &first_values(&entry.slot, layer));
+            let bytes = first_bytes(entry, &plan.entries, layer);
             cuda.write(entry.place.at(layer), &bytes).expect("in the arena");
         }
     }
@@ -280,6 +314,33 @@ fn steps_with_norms_of_queries_and_keys_agree_with_the_reference_in_both_precisi
     agree(&QWEN, &STAGE);
     // Interleaved heads of odd sizes, side by side with the feed-forward.
     agree(&Transformer { head_size: 10, qk_norm: true, ..PYTHIA }, &SHORT);
+}
+
+/// Adapters of every projection.
+const ADAPTERS: Adapters =
+    Adapters { rank: 3, alpha: 5.0, qkv: true, out: true, up: true, down: true, base: BaseType::Same };
+
+#[test]
+fn steps_of_adapters_agree_with_the_reference_in_both_precisions() {
+    for model in [PYTHIA, YXANUL, QWEN, Transformer { kv_heads: 1, feed: transformer::Feed::Gelu, ..YXANUL }] {
+        let model = Transformer { adapters: Some(ADAPTERS), ..model };
+        agree(&model, &STAGE);
+        recomputes(&model, &SHORT);
+        repeats(&model, &STAGE);
+    }
+    agree(&Transformer { adapters: Some(Adapters { qkv: false, up: false, ..ADAPTERS }), ..YXANUL }, &STAGE);
+}
+
+#[test]
+fn steps_of_adapters_beside_weights_in_fewer_bits_agree_with_the_reference() {
+    for base in [BaseType::Int8, BaseType::Bf16] {
+        let adapters = Some(Adapters { base, ..ADAPTERS });
+        for model in [PYTHIA, YXANUL, Transformer { rank: None, tied: false, ..YXANUL }] {
+            let model = Transformer { adapters, ..model };
+            agree(&model, &STAGE);
+            recomputes(&model, &SHORT);
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,305 @@
+//! Adapters of low rank beside weights that do not learn (LoRA, Hu et al. 2021): `y = x · Wᵀ + (α / r) · (x · Aᵀ) · Bᵀ`.
+//!
+//! A projection that is several tensors in files (queries, keys, values; gate, up) has an A and a B for each, as PEFT has:
+//! one pair over the fused matrix would be another model, which no file of PEFT could hold. The As lie below one another,
+//! [parts · r, in], so one product makes what all Bs are multiplied with. The Bs lie as the weight's parts do, [out, r], and
+//! are spread over blocks of columns before each product ([`Spread`]), which is also where α / r comes in. So gradients,
+//! optimizer and files have B as it is, products are those that every device has, and the zeros between the blocks are
+//! in one slot for all layers.
+
+use super::base::BaseType;
+use super::copies::Projection;
+use super::forward::Pass;
+use super::regions::Training;
+use super::{Feed, Transformer};
+use crate::device::{Device, OperationError, Profile};
+use crate::integer::Kind;
+use crate::memory::{Init, Ledger, Region, Role, Slot, Stacked};
+use crate::model::Parameter;
+use crate::ops::{Epilogue, Gelu, Linear, LinearGrad, Spread, SpreadGrad, part_count};
+
+/// Which projections have adapters, and what these are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Adapters {
+    /// r: rows of each A, columns of each B.
+    pub rank: u32,
+    /// α: what an adapter makes is multiplied with α / r.
+    pub alpha: f32,
+    /// Those that make queries, keys and values.
+    pub qkv: bool,
+    /// The one behind attention.
+    pub out: bool,
+    /// The feed-forward's first: up, or gate and up.
+    pub up: bool,
+    /// Its second.
+    pub down: bool,
+    /// What the weights beside them are kept in.
+    pub base: BaseType,
+}
+
+impl Adapters {
+    /// α / r.
+    pub fn scale(&self) -> f32 {
+        self.alpha / self.rank as f32
+    }
+
+    /// Whether projection `p` has some.
+    pub(super) const fn on(&self, p: Projection) -> bool {
+        match p {
+            Projection::Qkv => self.qkv,
+            Projection::Out => self.out,
+            Projection::Up => self.up,
+            Projection::Down => self.down,
+        }
+    }
+}
+
+/// Whether a parameter of this name is one of an adapter.
+pub fn is_adapter(name: &str) -> bool {
+    [".lora_A.weight", ".lora_B.weight"].iter().any(|end| name.ends_with(end))
+}
+
+/// A projection's adapters, or their gradients.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Adapter {
+    /// [parts · r, in].
+    pub a: Stacked,
+    /// [out, r].
+    pub b: Stacked,
+}
+
+/// What a product with adapters needs beside its operands, one slot for all of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct AdapterRoom {
+    /// [batch · seq_len, parts · r]: x · Aᵀ.
+    low: Region,
+    /// [out, parts · r]: the Bs as blocks, times α / r.
+    spread: Region,
+}
+
+/// What its gradients need besides.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct AdapterGrads {
+    /// [batch · seq_len, parts · r]: of x · Aᵀ.
+    low: Region,
+    /// [out, parts · r]: of the Bs as blocks.
+    spread: Region,
+}
+
+/// A layer's adapters of a projection.
+#[derive(Clone, Copy)]
+pub(super) struct Adapting {
+    a: Region,
+    b: Region,
+    low: Region,
+    spread: Region,
+    parts: [u32; 3],
+    scale: f32,
+}
+
+impl Adapting {
+    /// Adds to `out` what they make of `x`.
+    fn forward(&self, device: &mut dyn Device, x: Region, out: Region) -> Result<(), OperationError> {
+        self.spread(device)?;
+        device.emit(Linear::new(x, self.a, None, self.low))?;
+        device.emit(Linear { epilogue: Epilogue::Add, ..Linear::new(self.low, self.spread, None, out) })
+    }
+
+    fn spread(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        let Adapting { b, parts, scale, spread, .. } = *self;
+        device.emit(Spread { x: b, parts, scale, out: spread })
+    }
+}
+
+/// The gradients of a layer's adapters, and where they go.
+#[derive(Clone, Copy)]
+pub(super) struct AdaptingGrad {
+    of: Adapting,
+    grads: AdapterGrads,
+    a_grad: Region,
+    b_grad: Region,
+    accumulate: bool,
+}
+
+impl AdaptingGrad {
+    /// The input's gradient by way of them, written over `x_grad`; keeps that of x · Aᵀ for [`AdaptingGrad::weights`].
+    pub(super) fn input(
+        &self,
+        device: &mut dyn Device,
+        out_grad: Region,
+        x_grad: Region,
+    ) -> Result<(), OperationError> {
+        self.of.spread(device)?;
+        let back = |x, weight, out| Linear { transposed: true, ..Linear::new(x, weight, None, out) };
+        device.emit(back(out_grad, self.of.spread, self.grads.low))?;
+        device.emit(back(self.grads.low, self.of.a, x_grad))
+    }
+
+    /// Their own, of what `x` was.
+    pub(super) fn weights(&self, device: &mut dyn Device, x: Region, out_grad: Region) -> Result<(), OperationError> {
+        let AdaptingGrad { of, grads, a_grad, b_grad, accumulate } = *self;
+        device.emit(Linear::new(x, of.a, None, of.low))?;
+        let weight = |[x, weight]: [Region; 2], out_grad, to| LinearGrad {
+            x_grad: None,
+            ..LinearGrad::new([x, weight], out_grad, [x, to])
+        };
+        device.emit(weight([of.low, of.spread], out_grad, grads.spread))?;
+        let Adapting { parts, scale, .. } = of;
+        device.emit(SpreadGrad { out_grad: grads.spread, parts, scale, x_grad: b_grad, accumulate })?;
+        device.emit(LinearGrad { accumulate, ..weight([x, of.a], grads.low, a_grad) })
+    }
+}
+
+impl Pass<'_> {
+    /// The adapters of projection `p` of layer `l`, where it has some.
+    pub(super) fn adapting(&self, (p, l): (Projection, u32)) -> Option<Adapting> {
+        let (adapters, room) = (self.model.adapters?, self.forward.adapters?);
+        let Adapter { a, b } = self.network.weights.adapters[p as usize]?;
+        let (a, b, parts) = (a.at(l), b.at(l), self.model.projection_parts(p));
+        let low = room.low.reshaped([1, 1, room.low.rows(), a.rows()]);
+        let spread = room.spread.reshaped([1, 1, b.rows(), a.rows()]);
+        Some(Adapting { a, b, low, spread, parts, scale: adapters.scale() })
+    }
+
+    /// A product of a layer and what its adapters add.
+    pub(super) fn project(
+        &self,
+        device: &mut dyn Device,
+        product: (Projection, u32),
+        linear: Linear,
+    ) -> Result<(), OperationError> {
+        let Some(adapting) = self.adapting(product) else { return self.project_alone(device, product, linear) };
+        // A GELU is of the sum.
+        let activated = linear.epilogue.activated();
+        let epilogue = if activated.is_some() { Epilogue::Store } else { linear.epilogue };
+        self.project_alone(device, product, Linear { epilogue, ..linear })?;
+        adapting.forward(device, linear.x, linear.out)?;
+        activated.map_or(Ok(()), |out| device.emit(Gelu { x: linear.out, out }))
+    }
+}
+
+impl Transformer {
+    /// Rows of each tensor that a projection is in files; all 0 where it is one.
+    pub(super) const fn projection_parts(&self, p: Projection) -> [u32; 3] {
+        match (p, self.feed) {
+            (Projection::Qkv, _) => self.qkv_parts(),
+            (Projection::Up, Feed::SwiGlu) => [self.d_ff, self.d_ff, 0],
+            _ => [0; 3],
+        }
+    }
+
+    /// Outputs and inputs of a projection.
+    pub(super) const fn projection_sides(&self, p: Projection) -> [u32; 2] {
+        match p {
+            Projection::Qkv => [self.qkv_width(), self.d_model],
+            Projection::Out => [self.d_model, self.mixed_width()],
+            Projection::Up => [self.up_width(), self.d_model],
+            Projection::Down => [self.d_model, self.d_ff],
+        }
+    }
+
+    /// The fewest rows or columns of a matrix that has adapters.
+    pub(super) fn smallest_adapted_side(&self) -> u32 {
+        let sides = |p: Projection| {
+            let [outputs, inputs] = self.projection_sides(p);
+            let parts = self.projection_parts(p).into_iter().filter(|rows| *rows > 0);
+            parts.fold(outputs.min(inputs), u32::min)
+        };
+        let on = |p: &Projection| self.adapters.is_some_and(|adapters| adapters.on(*p));
+        Projection::ALL.into_iter().filter(on).map(sides).fold(u32::MAX, u32::min)
+    }
+
+    /// Rows of a projection's A.
+    const fn adapter_rows(&self, p: Projection, rank: u32) -> u32 {
+        rank.saturating_mul(part_count(&self.projection_parts(p)))
+    }
+
+    /// Places the adapters of projection `p`, named so. Not inlined: a chip has no room for it.
+    #[inline(never)]
+    pub(super) fn place_adapter(
+        &self,
+        p: Projection,
+        [a, b]: [&'static str; 2],
+        place: &mut dyn FnMut(&Parameter) -> Stacked,
+    ) -> Option<Adapter> {
+        let rank = self.adapters.filter(|adapters| adapters.on(p))?.rank;
+        let ([outputs, inputs], parts) = (self.projection_sides(p), self.projection_parts(p));
+        let rows = self.adapter_rows(p, rank);
+        // Kaiming's uniform numbers with a = √5, as PEFT draws them: bounds of √(6 / ((1 + a²) · in)).
+        let init = Init::Uniform(1.0 / libm::sqrtf(inputs as f32));
+        // Products by way of integers are not for them.
+        let matrix = |name, shape, init, parts| Parameter {
+            parts,
+            kind: Kind::Vector,
+            ..Parameter::matrix(name, self.layers, shape, init)
+        };
+        let rows_of_parts = parts.map(|part| if part > 0 { rank } else { 0 });
+        let a = place(&matrix(a, [rows, inputs], init, rows_of_parts));
+        Some(Adapter { a, b: place(&matrix(b, [outputs, rank], Init::Zero, parts)) })
+    }
+
+    /// Elements of a layer's adapters.
+    pub(super) fn adapter_elements(&self) -> u64 {
+        let Some(adapters) = self.adapters else { return 0 };
+        let elements = |p| {
+            let [outputs, inputs] = self.projection_sides(p).map(u64::from);
+            u64::from(self.adapter_rows(p, adapters.rank)) * inputs + u64::from(adapters.rank) * outputs
+        };
+        Projection::ALL.into_iter().filter(|p| adapters.on(*p)).map(elements).sum()
+    }
+
+    /// The most rows of an A.
+    fn most_adapter_rows(&self) -> Option<u32> {
+        let adapters = self.adapters?;
+        Projection::ALL.into_iter().filter(|p| adapters.on(*p)).map(|p| self.adapter_rows(p, adapters.rank)).max()
+    }
+
+    /// The most elements of Bs as blocks.
+    fn largest_spread(&self) -> [u32; 4] {
+        let rank = self.adapters.map_or(0, |adapters| adapters.rank);
+        let on = |p: &Projection| self.adapters.is_some_and(|adapters| adapters.on(*p));
+        let shape = |p| [1, 1, self.projection_sides(p)[0], self.adapter_rows(p, rank)];
+        let elements = |[_, _, rows, columns]: &[u32; 4]| u64::from(*rows) * u64::from(*columns);
+        Projection::ALL.into_iter().filter(on).map(shape).max_by_key(elements).unwrap_or([1; 4])
+    }
+
+    /// Lays what a forward pass of `tokens` needs for adapters, where there are some.
+    pub(super) fn lay_adapters(
+        &self,
+        tokens: u32,
+        profile: &dyn Profile,
+        ledger: &mut dyn Ledger,
+    ) -> Option<AdapterRoom> {
+        let rows = self.most_adapter_rows()?;
+        let mut lay = |name, role, shape| ledger.region(Slot::new(name, Role::Work, profile.dtype(role), shape)).first;
+        let low = lay("adapter.low", Role::Work, [1, 1, tokens, rows]);
+        Some(AdapterRoom { low, spread: lay("adapter.spread", Role::Weight, self.largest_spread()) })
+    }
+
+    /// Lays what their gradients need besides.
+    pub(super) fn lay_adapter_grads(
+        &self,
+        tokens: u32,
+        profile: &dyn Profile,
+        ledger: &mut dyn Ledger,
+    ) -> Option<AdapterGrads> {
+        let rows = self.most_adapter_rows()?;
+        let mut lay = |name, role, shape| ledger.region(Slot::new(name, Role::Work, profile.dtype(role), shape)).first;
+        let low = lay("grad.adapter.low", Role::Work, [1, 1, tokens, rows]);
+        Some(AdapterGrads { low, spread: lay("grad.adapter.spread", Role::Gradient, self.largest_spread()) })
+    }
+
+    /// The gradients of `of`, the adapters of projection `p` of layer `l`, whose own are `grads`.
+    pub(super) fn adapting_grad(
+        of: Option<Adapting>,
+        grads: Option<Adapter>,
+        l: u32,
+        training: &Training,
+        accumulate: bool,
+    ) -> Option<AdaptingGrad> {
+        let (of, Adapter { a, b }, room) = (of?, grads?, training.adapters?);
+        let low = room.low.reshaped(of.low.shape);
+        let grads = AdapterGrads { low, spread: room.spread.reshaped(of.spread.shape) };
+        Some(AdaptingGrad { of, grads, a_grad: a.at(l), b_grad: b.at(l), accumulate })
+    }
+}

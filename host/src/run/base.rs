@@ -1,0 +1,121 @@
+//! The model that a run's adapters belong to: its checkpoints have adapters alone, and name it by its place and the digests of
+//! its files.
+
+use std::path::{Path, PathBuf};
+
+use capful_core::memory::Entry;
+use serde::{Deserialize, Serialize};
+
+use super::checkpoint::{CheckpointError, TrainerState};
+use super::origin::Origin;
+use crate::config::{AnyFamily, Config};
+use crate::device::{DeviceError, Storage};
+use crate::digest;
+use crate::format::tensors::Tensors;
+
+/// A model beside which adapters were trained.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Base {
+    /// The directory of its weights: of a run made here the checkpoint.
+    path: PathBuf,
+    /// The files of its weights.
+    files: Vec<File>,
+}
+
+/// A file of weights.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct File {
+    name: String,
+    /// Its digest, in hexadecimal digits.
+    xxh3: String,
+}
+
+fn refused(what: String) -> DeviceError {
+    DeviceError::Refused(what)
+}
+
+impl Base {
+    /// The model that `origin` is, as it lies there now.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn of(origin: &Origin) -> Result<Base, DeviceError> {
+        // Wherever a command is given later.
+        let path = origin.weights();
+        let path = path.canonicalize().map_err(|e| refused(format!("{}: {e}", path.display())))?;
+        let tensors = Tensors::open(&path).map_err(CheckpointError::from)?;
+        let mut files = Vec::new();
+        for file in tensors.paths() {
+            let Some(name) = file.file_name().map(|name| name.to_string_lossy().into_owned()) else { continue };
+            files.push(File { name, xxh3: digest_of(file)? });
+        }
+        Ok(Base { path, files })
+    }
+
+    /// The base that a checkpoint of the run of `config` names; nothing where the run has no adapters.
+    ///
+    /// # Errors
+    /// A run with adapters whose checkpoint names none.
+    pub fn named(config: &Config, state: Option<&TrainerState>) -> Result<Option<Base>, DeviceError> {
+        match (config.adapters(), state.and_then(|state| state.base.clone())) {
+            (None, _) => Ok(None),
+            (Some(_), Some(base)) => Ok(Some(base)),
+            (Some(_), None) => Err(refused(
+                "the checkpoint has adapters and does not name the model that they belong to; it is damaged".to_owned(),
+            )),
+        }
+    }
+
+    /// Fills the weights of `lasting` that are no adapters with the base's.
+    ///
+    /// # Errors
+    /// It is not there, its files are others than those beside which the adapters were trained, or it is another model.
+    pub fn restore(&self, lasting: &[Entry], family: &AnyFamily, device: &mut dyn Storage) -> Result<(), DeviceError> {
+        self.require()?;
+        let origin = Origin::of(&self.path).map_err(|e| refused(e.to_string()))?;
+        origin.restore(lasting, family, device)
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its tensors, by the names of the parameters of `family`.
+    ///
+    /// # Errors
+    /// As [`Base::restore`].
+    pub fn tensors(&self, entries: &[Entry], family: &AnyFamily) -> Result<Tensors, DeviceError> {
+        self.require()?;
+        let origin = Origin::of(&self.path).map_err(|e| refused(e.to_string()))?;
+        Ok(origin.tensors(entries, family)?)
+    }
+
+    /// Whether its files are those beside which the adapters were trained.
+    ///
+    /// # Errors
+    /// The first that is missing or another.
+    pub fn require(&self) -> Result<(), DeviceError> {
+        for File { name, xxh3 } in &self.files {
+            let file = self.path.join(name);
+            if !file.is_file() {
+                return Err(refused(format!(
+                    "{}: it is missing, and this run's adapters belong to that model; put it back in its place",
+                    file.display()
+                )));
+            }
+            if digest_of(&file)? != *xxh3 {
+                return Err(refused(format!(
+                    "{}: it is another file than the one beside which this run's adapters were trained; put that one back",
+                    file.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn digest_of(file: &Path) -> Result<String, DeviceError> {
+    let digest = digest::of_file(file, &mut vec![0; digest::PIECE]);
+    digest.map(|digest| format!("{digest:016x}")).map_err(|e| refused(format!("{}: {e}", file.display())))
+}
