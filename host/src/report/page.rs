@@ -4,6 +4,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior, context};
 use serde::Serialize;
 
+use super::Served;
 use super::chart::{Chart, Curve, Drawing, Level, Marked, Size, Style};
 use super::facts::{Fact, cut, differing};
 use super::known::{Known, PROFILE, Profile};
@@ -131,8 +132,8 @@ impl Bars {
     }
 }
 
-/// The page of `runs`.
-pub fn html(runs: &[Known], detail: Detail) -> Result<String, minijinja::Error> {
+/// The page of `runs`, which may be `served`.
+pub fn html(runs: &[Known], served: Option<Served>, detail: Detail) -> Result<String, minijinja::Error> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.add_template(TEMPLATE.0, TEMPLATE.1)?;
@@ -146,6 +147,7 @@ pub fn html(runs: &[Known], detail: Detail) -> Result<String, minijinja::Error> 
         title,
         version => env!("CARGO_PKG_VERSION"),
         comparison => Serde(comparison),
+        served => Serde(served),
         runs => Serde(views),
     })?;
     Ok(page.trim().to_owned() + "\n")
