@@ -179,12 +179,12 @@ fn the_page_is_that_of_its_run_while_it_goes_on_and_changes_nothing_of_it() {
     let first = run.page();
     assert!(first.contains("data-key=\"state\" data-value=\"running\"") && first.contains("of 500"), "{first}");
     assert!(first.contains("<script src=\"/live.js\"") && first.contains("<noscript><meta http-equiv=\"refresh\""));
-    let (mut steps, mut last) = (Vec::new(), String::new());
+    let (mut steps, mut last, mut before) = (Vec::new(), String::new(), String::new());
     for (name, data) in &mut events {
         assert!(data["loss"].is_f64() || data["step"] == 0, "{data}");
         steps.push(data["step"].as_u64().unwrap());
         // Whoever has read of the end gets the last page.
-        last = run.page();
+        before = std::mem::replace(&mut last, run.page());
         if name == "end" {
             break;
         }
@@ -202,9 +202,9 @@ fn the_page_is_that_of_its_run_while_it_goes_on_and_changes_nothing_of_it() {
     assert!(run.child.wait().unwrap().success());
     let lines = dir.join("live");
     assert_figures(&last, &lines, None);
-    if logged(&first) > 0 {
-        assert_figures(&first, &lines, Some(logged(&first)));
-    }
+    // What was handed over, and not read.
+    assert!(before.contains("data-value=\"running\"") && logged(&before) > logged(&first), "{}", logged(&before));
+    assert_figures(&before, &lines, Some(logged(&before)));
     assert!(last.contains("data-key=\"state\" data-value=\"done\"") && !last.contains("<script"), "{last}");
     assert!(last.contains("data-label=\"unigram\""), "what the command said at its end");
     // Nothing but what a report has, beside what says that it is served.
