@@ -24,7 +24,7 @@ const ACCEPTED: usize = 16;
 /// The least seconds after which a browser without scripts asks again.
 const AGAIN: u64 = 10;
 
-/// See the [module](self).
+/// What the thread knows and has given out.
 pub struct Follower {
     known: Known,
     /// The last evaluation in the curves: a run whose last step is done evaluates again, and writes no second line.

@@ -5,10 +5,10 @@
 //! the line is left out of the page, and counted. Of the two ways to hand it over, a lock around the curves would be simpler,
 //! but then a step could wait for a page that is drawn.
 //!
-//! [`follower`] is the one thread that knows the run: it moves lines from the channel into the curves, draws the page where
-//! somebody asked and the last one is old enough, and accepts connections. [`places`] are the threads that read requests and
-//! write answers, as many as there may be connections, all started before the first step. [`head`] says what is asked for,
-//! [`answer`] writes it. No request reads a file: what lies in the run's directory is read when the page begins, and once
+//! `follower` is the one thread that knows the run: it moves lines from the channel into the curves, draws the page where
+//! somebody asked and the last one is old enough, and accepts connections. `places` are the threads that read requests and
+//! write answers, as many as there may be connections, all started before the first step. `head` says what is asked for,
+//! `answer` writes it. No request reads a file: what lies in the run's directory is read when the page begins, and once
 //! more when the run has ended.
 //!
 //! It listens on 127.0.0.1 alone. A page elsewhere that a browser shows is told nothing: requests with another name for
