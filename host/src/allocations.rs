@@ -26,6 +26,8 @@ pub struct Counting;
 thread_local! {
     // Constant and without a destructor: using it never allocates.
     static ACTIVITY: Cell<usize> = const { Cell::new(Activity::Step as usize) };
+    /// What this thread has allocated at [`Activity::Step`], where every thread begins: calls and bytes.
+    static IN_STEPS: Cell<[u64; 2]> = const { Cell::new([0; 2]) };
 }
 
 static COUNTS: [AtomicU64; ACTIVITIES] = [const { AtomicU64::new(0) }; ACTIVITIES];
@@ -36,6 +38,12 @@ fn record(bytes: usize) {
     let activity = ACTIVITY.try_with(Cell::get).unwrap_or(Activity::Report as usize);
     COUNTS[activity].fetch_add(1, Ordering::Relaxed);
     BYTES[activity].fetch_add(bytes as u64, Ordering::Relaxed);
+    if activity == Activity::Step as usize {
+        let _ = IN_STEPS.try_with(|own| {
+            let [calls, all] = own.get();
+            own.set([calls + 1, all + bytes as u64]);
+        });
+    }
 }
 
 // SAFETY: every call goes to the system's allocator with the caller's own arguments; counting touches only atomics
@@ -83,7 +91,11 @@ pub fn count(activity: Activity) -> Count {
 /// What was allocated since `before`.
 pub fn since(activity: Activity, before: Count) -> Count {
     let now = count(activity);
-    Count { allocations: now.allocations - before.allocations, bytes: now.bytes - before.bytes }
+    // A thread that was starting then may have moved what it had allocated.
+    Count {
+        allocations: now.allocations.saturating_sub(before.allocations),
+        bytes: now.bytes.saturating_sub(before.bytes),
+    }
 }
 
 /// Runs `work` with this thread at `activity`.
@@ -92,6 +104,17 @@ pub fn during<T>(activity: Activity, work: impl FnOnce() -> T) -> T {
     let result = work();
     ACTIVITY.set(before);
     result
+}
+
+/// Runs all of this thread's `work` at `activity`, which its start belongs to as well: the system's library allocates there,
+/// before the thread can say what it is for.
+pub fn of_thread<T>(activity: Activity, work: impl FnOnce() -> T) -> T {
+    let (from, to) = (Activity::Step as usize, activity as usize);
+    for (counters, own) in [&COUNTS, &BYTES].into_iter().zip(IN_STEPS.take()) {
+        counters[from].fetch_sub(own, Ordering::Relaxed);
+        counters[to].fetch_add(own, Ordering::Relaxed);
+    }
+    during(activity, work)
 }
 
 /// Whether the counting allocator is installed: one allocation is made, and must be seen.

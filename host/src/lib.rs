@@ -4,7 +4,7 @@
 //! - [`device`]: the devices that run a step
 //! - [`data`]: sources, tokenizers, batches
 //! - [`cli`]: the commands
-//! - [`report`]: a page of what runs have written
+//! - [`report`]: a page of what runs have written; [`live`]: the page of a run that goes on
 //! - [`suggest`]: what to train with the bytes, the seconds and the text there are
 //! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that others read too
 //! - [`regular`]: files that can be opened without waiting; [`disk`]: files that are replaced whole; [`digest`]: what finds
@@ -22,6 +22,7 @@ pub mod device;
 pub mod digest;
 pub mod disk;
 pub mod format;
+pub mod live;
 pub mod lock;
 mod name;
 pub mod plan;

@@ -1,10 +1,12 @@
-"""Opens pages of `host report` in Chromium: of a tiny run of each family, and of all side by side.
+"""Opens pages of `host report` in Chromium: of a tiny run of each family, and of all side by side; and the page of a run
+while it goes on, of `host train --live`.
 
     cargo build --release
     python3 tests/browser/report.py --host target/release/host
 
 Needs Chromium (Debian: apt-get install chromium) and nothing else. Checks figures in the DOM against metrics.jsonl; that the
-console has no error and that nothing elsewhere is asked for; that no text is cut off, lies over another or is hard to read, in
+console has no error and that nothing elsewhere is asked for; that a run's page is renewed where it was scrolled to, and says
+when the run has ended; that no text is cut off, lies over another or is hard to read, in
 light, dark and on paper. With --keep DIR the pages and their pictures stay there. The exit status is 1 where something is wrong.
 """
 
@@ -16,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 TINY = (
@@ -164,15 +167,15 @@ class Browser:
 class Page:
     """A page, and what was asked for and said on the way."""
 
-    def __init__(self, browser, path, width):
-        self.browser = browser
+    def __init__(self, browser, url, width):
+        self.browser, self.url = browser, url
         target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         browser.events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in browser.events):
             browser.events.append(browser.receive())
 
@@ -196,13 +199,14 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"]))
 
     def said(self):
-        """Requests that left the file, and errors of the console."""
+        """Requests that left the file, or the server, and errors of the console."""
+        own = ("file:", "data:") if self.url.startswith("file:") else ("data:", self.url)
         found = []
         for event in self.browser.events:
             parameters = event.get("params", {})
             if event.get("method") == "Network.requestWillBeSent":
                 url = parameters["request"]["url"]
-                if not url.startswith(("file:", "data:")):
+                if not url.startswith(own):
                     found.append(f"it asks for {url}")
             elif event.get("method") in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
                 found.append(f"the console says {json.dumps(parameters)[:300]}")
@@ -260,6 +264,71 @@ def figures(found, run):
     return wrong
 
 
+def live(browser, host, directory, out, keep):
+    """What is wrong with the page of a run while it goes on."""
+    wrong = []
+    line = f"train {FAMILIES['pythia']} --time 30s --eval-every 200 --log-every 5 --threads 1 --live 0 --out live"
+    run = subprocess.Popen(
+        [host, *line.split()], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    said = "live page: "
+    url = next((line[len(said):].strip() for line in run.stderr if line.startswith(said)), None)
+    if url is None:
+        raise SystemExit(f"host {line}: it names no page")
+    # Nobody reads the rest.
+    drain = subprocess.Popen(["cat"], stdin=run.stderr, stdout=subprocess.DEVNULL)
+    page = Page(browser, url, 1000)
+
+    def until(what, expression, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if page.evaluate(expression):
+                return True
+            time.sleep(0.2)
+        wrong.append(f"{what}: not in {seconds} s")
+        return False
+
+    until("a step is told", "Number(document.getElementById('live').dataset.step) > 0", 10)
+    until("there is a line", "document.querySelectorAll('svg[role=img] .line').length > 3", 12)
+    # Somebody reads below, and has marked something that does not change.
+    page.evaluate("window.mark = document.querySelector('.settings'); getSelection().selectAllChildren(mark); scrollTo(0, 700)")
+    top = page.evaluate("document.getElementById('r0-memory').getBoundingClientRect().top")
+    snapshots = []
+    for _ in range(2):
+        counts = "[...document.querySelectorAll('svg[role=img] .line')].map((e) => e.dataset.count + e.getAttribute('d')).join()"
+        snapshots.append(page.evaluate(counts))
+        until("it is renewed", f"({counts}) !== {json.dumps(snapshots[-1])}", 15)
+    for what, expression in (
+        # A line more above moves the page, and not what is seen of it.
+        ("where it was scrolled to", f"Math.abs(document.getElementById('r0-memory').getBoundingClientRect().top - {top}) < 2"),
+        ("what does not change", "mark.isConnected"),
+        ("what was selected", "getSelection().toString().includes('seed')"),
+    ):
+        if not page.evaluate(expression):
+            wrong.append(f"{what} did not stay")
+    for scheme in ("light", "dark"):
+        page.media("screen", scheme)
+        wrong += [f"{scheme}: {what}" for what in page.evaluate(TEXTS)]
+        if keep:
+            page.picture(out / f"live-{scheme}.png")
+    ended = until("it says that the run has ended", "document.getElementById('live').dataset.ended === 'yes'", 60)
+    if run.wait(timeout=30) != 0:
+        wrong.append(f"the run ended with {run.returncode}")
+    drain.wait(timeout=10)
+    if ended:
+        wrong += figures(page.evaluate(FIGURES), Path(directory, "live"))
+        if page.evaluate("document.querySelector('[data-key=state]').dataset.value") != "done":
+            wrong.append("the last page is not that of the end")
+    if keep:
+        page.picture(out / "live-ended.png")
+    # A stream that is opened again would be an error of the console.
+    time.sleep(3)
+    page.evaluate("0")
+    last = page.evaluate("document.getElementById('live').textContent")
+    print(f"live: {url}, {last}")
+    return wrong + page.said()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--host", default="target/release/host", help="the program")
@@ -291,7 +360,7 @@ def main():
             for name, of in runs.items():
                 path = (out / f"{name}.html").resolve()
                 run(["report", "--run", *map(str, of), "--out", str(path)])
-                page = Page(browser, path, 1000)
+                page = Page(browser, path.as_uri(), 1000)
                 found = page.evaluate(FIGURES)
                 problems = figures(found, of[0]) if name in FAMILIES else []
                 problems += [f"{what}" for what in ("named", "heads", "ids") if not found[what]]
@@ -311,11 +380,12 @@ def main():
                 page.paper(out / f"{name}.pdf")
                 wrong += [f"{name}: {what}" for what in problems + page.said()]
                 print(f"{name}: {path.stat().st_size} bytes, {len(found['marks'])} marks, {len(found['cells'])} regions")
+            wrong += [f"live: {what}" for what in live(browser, host, temporary, out, arguments.keep)]
         finally:
             browser.close()
     for what in wrong:
         print(what, file=sys.stderr)
-    print(f"{len(runs)} pages, {len(wrong)} problems")
+    print(f"{len(runs) + 1} pages, {len(wrong)} problems")
     sys.exit(1 if wrong else 0)
 
 

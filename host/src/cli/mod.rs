@@ -35,6 +35,7 @@ mod usage;
 mod vary;
 mod verify;
 mod vocab;
+mod watched;
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -212,7 +213,12 @@ impl RunFlags {
 
 /// Decides everything that was written, for the machine that it gives too, and says what the budget decided.
 fn settle(written: RawConfig) -> Result<(Config, Machine), ConfigError> {
-    let Settled { config, machine, line } = origin::settle(written)?;
+    settle_beside(written, 0)
+}
+
+/// The same beside a page of so many bytes that is served meanwhile.
+fn settle_beside(written: RawConfig, live: u64) -> Result<(Config, Machine), ConfigError> {
+    let Settled { config, machine, line } = origin::settle(written, live)?;
     if let Some(line) = line {
         tell!("{line}");
     }

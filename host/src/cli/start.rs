@@ -56,7 +56,7 @@ impl Start {
             ..RawConfig::default()
         };
         tell_within(&text);
-        let found = suggest::find(raw)?;
+        let found = suggest::find(raw, 0)?;
         let dir = self.out.clone().unwrap_or_else(|| free(&self.source));
         expect(&found, &dir);
         self.ask()?;

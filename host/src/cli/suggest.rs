@@ -44,7 +44,7 @@ const ROWS: usize = 6;
 
 impl Suggest {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let found = find_by(self.flags.written()?, self.calibrate)?;
+        let found = find_by(self.flags.written()?, self.calibrate, 0)?;
         let Suggestion { time, candidates, measured, short } = &found;
         let (best, command) = (found.best(), found.command());
         if self.json {
@@ -117,13 +117,13 @@ impl Suggestion {
     }
 }
 
-/// Looks for the run that ends lowest with what was `written`.
-pub(super) fn find(written: RawConfig) -> Result<Suggestion, Failure> {
-    find_by(written, None)
+/// Looks for the run that ends lowest with what was `written`, beside a page of `live` bytes.
+pub(super) fn find(written: RawConfig, live: u64) -> Result<Suggestion, Failure> {
+    find_by(written, None, live)
 }
 
 /// The same, by short runs of so long in all.
-fn find_by(written: RawConfig, calibrated: Option<Span>) -> Result<Suggestion, Failure> {
+fn find_by(written: RawConfig, calibrated: Option<Span>, live: u64) -> Result<Suggestion, Failure> {
     let data = written.data.as_ref();
     if data.is_none_or(|data| data.only() == Some("tales")) {
         return Err(request("name a text of your own with --data: what is suggested depends on how long it is"));
@@ -141,7 +141,7 @@ fn find_by(written: RawConfig, calibrated: Option<Span>) -> Result<Suggestion, F
     let found = Found::of(&written)?;
     let before = before(&found, time)?;
     let tokens = tokenizers(&written, &found)?;
-    let means = Means { written: &written, found: &found, seconds: time - before, tokens: &tokens };
+    let means = Means { written: &written, found: &found, seconds: time - before, tokens: &tokens, live };
     let elsewhere = written.gpu.is_some();
     let pace = if elsewhere { 1.0 } else { pace(&means)? };
     let mut candidates = means.candidates(pace)?;

@@ -1,6 +1,6 @@
 //! `host train`.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,13 +11,14 @@ use serde_json::json;
 use super::opened::{
     Decided, MOST_EPOCHS, count_epochs, encoded, encoding, open, require_ahead, tell_of_data, tell_of_flaws,
 };
-use super::output::{fitting, lost, say, tell, tell_within, within};
+use super::output::{fitting, say, tell, tell_within, within};
 use super::record::{began, ended};
 use super::report::{Beside, expected, report, result, waited};
 use super::suggest;
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
-use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
+use super::watched::{Lines, Watched, served};
+use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle_beside, work};
 use crate::config::{Config, ConfigError, Device, IMPORTED, RawConfig, Span, human_bytes};
 use crate::data::corpus::{Corpus, Drawn};
 use crate::data::coverage;
@@ -25,18 +26,18 @@ use crate::data::validation::ValidationSet;
 use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::format::hugging_face;
+use crate::live::{self, Bound};
 use crate::name;
 use crate::plan::{Laid, Machine, Plan};
 use crate::regular;
 use crate::run::checkpoint::TrainerState;
 use crate::run::claim::Claim;
 use crate::run::course::{Course, counted, grouped, short};
-use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::origin::Origin;
 use crate::run::outcome::TrainError;
 use crate::run::progress::Progress;
 use crate::run::sample::Samples;
-use crate::run::train::{Observer, Trainer};
+use crate::run::train::Trainer;
 use crate::run::{Session, checkpoint, directory, generation, metrics, moved};
 use crate::suggest::wants_a_rate;
 
@@ -63,6 +64,10 @@ pub struct Train {
     /// JSON on standard output: a line a logged step and evaluation, and a last one
     #[arg(long, help_heading = "Output")]
     json: bool,
+    /// Serves the page of `host report` on http://127.0.0.1:PORT/ while the run goes on, at 8080 where no port is named; 0
+    /// lets the system choose one
+    #[arg(long, help_heading = "Output", value_name = "PORT", num_args = 0..=1, default_missing_value = live::PORT)]
+    live: Option<u16>,
 }
 
 /// How much of a run is shown.
@@ -78,21 +83,36 @@ impl Train {
     /// The run that `raw` describes, in the directory `out`.
     pub(super) fn of(raw: RawConfig, out: PathBuf) -> Train {
         let flags = RunFlags { config: None, raw };
-        Train { flags, out: Some(out), resume: false, algorithms: None, regions: false, json: false, suggest: false }
+        Train {
+            flags,
+            out: Some(out),
+            resume: false,
+            algorithms: None,
+            regions: false,
+            json: false,
+            suggest: false,
+            live: None,
+        }
     }
 
     /// Runs the command, which began at `begun`.
     pub(super) fn run(self, begun: Instant) -> Result<(), Failure> {
+        // Before anything is made, looked for or read. Of several ranks one serves, and all hear of a port that is taken.
+        let bound = self.live.filter(|_| !team::follows()).map(Bound::to).transpose().map_err(Failure::from);
+        let bound = if team::launched() { bound } else { Ok(bound?) };
         // Once: a pipe is empty when it is read again.
         let written = match self.suggest {
             true if team::launched() => {
                 return Err(request("--suggest is for one process; give several what it finds"));
             }
-            true => Ok(suggest::find(self.flags.written()?)?.raw()),
+            true => Ok(suggest::find(self.flags.written()?, self.live_bytes())?.raw()),
             false => self.flags.written(),
         };
         let team = Team::join(|| self.on_gpus(written.as_ref().ok()))?;
-        let done = team.begin().and_then(|()| self.run_on(&team, written, begun));
+        let done = team.begin().and_then(|()| {
+            let bound = team.agree(bound, &[])?;
+            self.run_on(&team, written, bound, begun)
+        });
         team.end(done)
     }
 
@@ -105,7 +125,13 @@ impl Train {
         device.is_some_and(|device| device.starts_with("cuda"))
     }
 
-    fn run_on(self, team: &Team, written: Result<RawConfig, ConfigError>, begun: Instant) -> Result<(), Failure> {
+    fn run_on(
+        self,
+        team: &Team,
+        written: Result<RawConfig, ConfigError>,
+        bound: Option<Bound>,
+        begun: Instant,
+    ) -> Result<(), Failure> {
         // Before rank 0 makes anything.
         let there = self.out.clone().filter(|dir| directory::holds_run(dir));
         let written = written.map_err(Failure::from).and_then(|written| team.write(written));
@@ -122,7 +148,7 @@ impl Train {
         match there {
             (Some(dir), written) => {
                 let claim = team.led(|| Ok(Claim::of(&dir)?))?;
-                self.go_on(team, Claimed { dir, _claim: claim }, written, begun)
+                self.go_on(team, Claimed { dir, _claim: claim }, written, (bound, begun))
             }
             (None, written) => {
                 team.agree(self.require_start(&written), &[])?;
@@ -131,8 +157,9 @@ impl Train {
                 let steps = written.steps.filter(|_| written.epochs.is_some());
                 let length = written.gives_length();
                 let decided = Decided { warmup: written.warmup.is_some(), vocabulary, length, steps };
-                let (config, machine) = team.agree(settle(written).map_err(Failure::from), &[])?;
-                self.begin(team, config, machine, decided, (None, begun))
+                let (config, machine) =
+                    team.agree(settle_beside(written, self.live_bytes()).map_err(Failure::from), &[])?;
+                self.begin(team, config, machine, decided, (None, bound, begun))
             }
         }
     }
@@ -150,12 +177,23 @@ impl Train {
         )))
     }
 
+    /// Bytes of the page that is served beside the run. All ranks count them: their plans must not differ.
+    fn live_bytes(&self) -> u64 {
+        if self.live.is_some() { live::bytes() } else { 0 }
+    }
+
     fn shown(&self, team: &Team) -> Shown {
         Shown { json: self.json && team.leads(), regions: self.regions }
     }
 
     /// Goes on with the run in the directory claimed, or begins it again where nothing was saved yet.
-    fn go_on(self, team: &Team, claimed: Claimed, written: RawConfig, at: Instant) -> Result<(), Failure> {
+    fn go_on(
+        self,
+        team: &Team,
+        claimed: Claimed,
+        written: RawConfig,
+        (bound, at): (Option<Bound>, Instant),
+    ) -> Result<(), Failure> {
         let dir = &*claimed.dir;
         let read = || -> Result<_, Failure> {
             let mut saved = directory::read_config(dir)?;
@@ -167,13 +205,13 @@ impl Train {
             let began = state.as_ref().map(TrainerState::began).unwrap_or_default();
             let began = moved::follow(&mut saved, &written, from.as_deref(), began).map_err(named)?;
             let (config, found) = saved.resumed_with_found(written).map_err(named)?;
-            let machine = Machine::with(&config, found)?;
+            let machine = Machine { live: self.live_bytes(), ..Machine::with(&config, found)? };
             Ok((saved, config, machine, from, state, began))
         };
         let (saved, mut config, machine, from, state, began) = team.agree(read(), &[])?;
         let Some(from) = from else {
             let decided = Decided { warmup: true, vocabulary: true, length: true, steps: None };
-            return self.begin(team, config, machine, decided, (Some(claimed), at));
+            return self.begin(team, config, machine, decided, (Some(claimed), bound, at));
         };
         // What is no file is refused where the run goes on with it.
         let lines = match regular::require(&dir.join(metrics::LINES)) {
@@ -221,7 +259,7 @@ impl Train {
         let algorithms = state.algorithms.clone();
         let shown = self.shown(team);
         let from = Begun { resume: Some((from, state)), instead_of: None, algorithms, planned: None };
-        let job = Job { team, config: &config, warmup: true, machine, corpus: &corpus, dir, shown, begun: at };
+        let job = Job { team, config: &config, warmup: true, machine, corpus: &corpus, dir, shown, bound, begun: at };
         job.run(from)
     }
 
@@ -233,7 +271,7 @@ impl Train {
         mut config: Config,
         machine: Machine,
         decided: Decided,
-        (claimed, begun): (Option<Claimed>, Instant),
+        (claimed, bound, begun): (Option<Claimed>, Option<Bound>, Instant),
     ) -> Result<(), Failure> {
         let shown = self.shown(team);
         let Train { out, algorithms, json, .. } = self;
@@ -266,7 +304,8 @@ impl Train {
         // The data may have decided the length or the vocabulary.
         let planned = (planned == config).then_some((plan, laid));
         let from = Begun { resume: None, instead_of, algorithms, planned };
-        let job = Job { team, config: &config, warmup: decided.warmup, machine, corpus: &corpus, dir, shown, begun };
+        let job =
+            Job { team, config: &config, warmup: decided.warmup, machine, corpus: &corpus, dir, shown, bound, begun };
         job.run(from)
     }
 }
@@ -313,13 +352,15 @@ struct Job<'a> {
     corpus: &'a Corpus,
     dir: &'a Path,
     shown: Shown,
+    /// Where its page is to be served.
+    bound: Option<Bound>,
     /// When the command began.
     begun: Instant,
 }
 
 impl Job<'_> {
     fn run(self, from: Begun) -> Result<(), Failure> {
-        let Job { team, config, warmup, machine, corpus, dir, shown: Shown { json, regions }, begun } = self;
+        let Job { team, config, warmup, machine, corpus, dir, shown: Shown { json, regions }, bound, begun } = self;
         let Begun { resume, instead_of, algorithms, planned } = from;
         // Reading the data took its time: what is free now counts.
         let machine = machine.now();
@@ -432,8 +473,9 @@ impl Job<'_> {
         // On a GPU the plan is of its memory, which is all allocated by now.
         let planned = (!config.device.starts_with("cuda")).then(|| plan.until_trained());
         let progress = Progress::start(course, planned, json || !team.leads());
+        let live = bound.and_then(|bound| served(bound, dir, config));
         let mut lines = Lines::default();
-        let ran = if json { trainer.run(&mut lines, &progress) } else { trainer.run(&mut Silent, &progress) };
+        let ran = trainer.run(&mut Watched { lines: json.then_some(&mut lines), live: live.as_ref() }, &progress);
         drop(progress);
         let (outcome, mut session) = ran.map_err(|e| match e {
             TrainError::Here { .. } => work(e),
@@ -573,45 +615,4 @@ pub(super) fn within_budget(config: &Config, plan: &Plan, session: &mut Session)
         human_bytes(outside),
         human_bytes(budget)
     )))
-}
-
-/// Lines of JSON on standard output. One that cannot be written is no reason to stop training.
-#[derive(Debug, Default)]
-struct Lines {
-    /// Why the first of them was lost.
-    lost: Option<io::Error>,
-}
-
-impl Lines {
-    fn write(&mut self, line: &str) {
-        let mut out = io::stdout().lock();
-        let written = out.write_all(line.as_bytes()).and_then(|()| out.flush());
-        self.lost = self.lost.take().or(written.err());
-    }
-
-    /// Whether all of them were written, or their reader went away.
-    fn complete(self) -> Result<(), Failure> {
-        match self.lost.filter(|e| e.kind() != io::ErrorKind::BrokenPipe) {
-            Some(error) => Err(lost(error)),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Observer for Lines {
-    fn step(&mut self, metrics: &StepMetrics) {
-        self.write(&metrics.json());
-    }
-
-    fn evaluation(&mut self, metrics: &EvalMetrics) {
-        self.write(&metrics.json());
-    }
-}
-
-/// Nothing: the bar shows it.
-struct Silent;
-
-impl Observer for Silent {
-    fn step(&mut self, _: &StepMetrics) {}
-    fn evaluation(&mut self, _: &EvalMetrics) {}
 }

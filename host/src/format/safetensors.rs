@@ -14,6 +14,7 @@ use capful_core::remainder;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype as FileDtype, Metadata};
 
+use crate::allocations::{self, Activity};
 use crate::device::{DeviceError, Storage};
 use crate::digest;
 use crate::regular;
@@ -200,7 +201,8 @@ pub fn write_part(
 fn sync_and_digest(mut file: &File, staging: &mut [u8]) -> io::Result<u64> {
     file.rewind()?;
     thread::scope(|scope| {
-        let syncing = thread::Builder::new().spawn_scoped(scope, || file.sync_all())?;
+        let sync = || allocations::of_thread(Activity::Save, || file.sync_all());
+        let syncing = thread::Builder::new().spawn_scoped(scope, sync)?;
         let digest = digest::of_rest(file, staging);
         syncing.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         digest

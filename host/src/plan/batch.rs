@@ -90,7 +90,7 @@ mod tests {
     use crate::config::RawConfig;
 
     fn settle(text: &str) -> (Config, String) {
-        let settled = Plan::settle(toml::from_str(text).unwrap()).unwrap();
+        let settled = Plan::settle(toml::from_str(text).unwrap(), 0).unwrap();
         (settled.config, settled.line.unwrap_or_default())
     }
 
@@ -148,7 +148,7 @@ mod tests {
             ("batch_size = 'auto'\nseq_len = 32\ntokens_per_step = 31", "one sequence of 32"),
             ("accumulate = 2\ntokens_per_step = 4096", "leave one of them away"),
         ] {
-            let message = Plan::settle(raw(text)).unwrap_err().to_string();
+            let message = Plan::settle(raw(text), 0).unwrap_err().to_string();
             assert!(message.contains(says) && !message.contains('\n'), "{text}: {message}");
         }
         assert!(toml::from_str::<RawConfig>("batch_size = 'many'").unwrap_err().to_string().contains("auto"));

@@ -38,7 +38,7 @@ mod tests {
 
     fn settled(text: &str) -> Config {
         let preset = if text.contains("preset") { "" } else { "preset = 'pythia-70m'\n" };
-        Plan::settle(toml::from_str(&format!("{preset}{text}")).unwrap()).unwrap().config
+        Plan::settle(toml::from_str(&format!("{preset}{text}")).unwrap(), 0).unwrap().config
     }
 
     fn needed(config: &Config, chunk: u32) -> u64 {

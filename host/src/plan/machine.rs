@@ -24,6 +24,8 @@ pub struct Machine {
     pub gpu_bytes: Option<u64>,
     /// What its disk has of the run's data.
     pub source: FoundSource,
+    /// Bytes of a page that is served beside the run; none where it is not.
+    pub live: u64,
 }
 
 /// What a core with wide vectors reaches in products, FLOP a second; two such cores share the copy rate below.
@@ -89,6 +91,7 @@ impl Machine {
             gpu: None,
             gpu_bytes: None,
             source: FoundSource::default(),
+            live: 0,
         }
     }
 

@@ -45,7 +45,7 @@ impl MainMemory {
     /// Of the run of `config` on `machine`; `arena` is what it holds of the arena in main memory.
     pub fn of(config: &Config, laid: &Laid, machine: &Machine, arena: u64) -> MainMemory {
         let found = &machine.source;
-        let mut lines = lasting(config, machine.mapped);
+        let mut lines = lasting(config, machine);
         let always = sum(&lines);
         lines.extend(running(config, laid, found));
         // What the run gave back is free for the baselines, and more where no one asked for less.
@@ -98,8 +98,13 @@ fn choosing(config: &Config) -> u64 {
 }
 
 /// What is there from the beginning to the end.
-fn lasting(config: &Config, mapped: u64) -> Vec<Outside> {
-    vec![line("the program itself", mapped + HEAP), line("held-out documents, at most", held_out(config))]
+fn lasting(config: &Config, machine: &Machine) -> Vec<Outside> {
+    let mut lines =
+        vec![line("the program itself", machine.mapped + HEAP), line("held-out documents, at most", held_out(config))];
+    if machine.live > 0 {
+        lines.push(line("live page, at most", machine.live));
+    }
+    lines
 }
 
 /// What is there as long as the arena.

@@ -15,17 +15,17 @@ pub struct Settled {
 }
 
 impl Plan {
-    /// Decides what `raw` leaves to the plan, and everything else.
+    /// Decides what `raw` leaves to the plan, and everything else, beside a page of `live` bytes that is served meanwhile.
     ///
     /// # Errors
     /// As [`Config::resolve`]; no budget is known; nothing fits.
-    pub fn settle(raw: RawConfig) -> Result<Settled, ConfigError> {
+    pub fn settle(raw: RawConfig, live: u64) -> Result<Settled, ConfigError> {
         let given = raw.chunk.is_some();
         let raw = raw.rooted();
         let found = Found::of(&raw)?;
         let resolve = |raw: RawConfig| -> Result<(Config, Machine), ConfigError> {
             let config = Config::resolve_with(raw, &found)?;
-            let machine = Machine::with(&config, found.source)?;
+            let machine = Machine { live, ..Machine::with(&config, found.source)? };
             Ok((config, machine))
         };
         let ((config, machine), line) = match (raw.recompute, raw.batch_size) {

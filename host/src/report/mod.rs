@@ -1,7 +1,8 @@
 //! One page of HTML about a run, or about several side by side: `host report`.
 //!
 //! [`read`] streams the metrics, [`known`] has what else lies in a run's directory, [`facts`] puts it in words, [`chart`] and
-//! [`memory`] draw, and the template `page.html` has the page. Nothing of it is code for a browser to run, or lies elsewhere.
+//! [`memory`] draw, and the template `page.html` has the page. Nothing of it is code for a browser to run, or lies elsewhere;
+//! [`live`](crate::live) serves the same with a script beside it.
 
 pub mod chart;
 pub mod facts;
@@ -14,6 +15,8 @@ pub mod series;
 pub mod treemap;
 
 use std::path::PathBuf;
+
+use serde::Serialize;
 
 use crate::config::ConfigError;
 use known::Known;
@@ -32,10 +35,29 @@ pub fn page(dirs: &[PathBuf]) -> Result<String, ConfigError> {
         return Err(ConfigError(format!("{} runs are too many for a page; give at most {MOST_RUNS}", dirs.len())));
     }
     let runs = dirs.iter().map(|dir| Known::of(dir)).collect::<Result<Vec<_>, _>>()?;
-    let runs = named_apart(runs);
+    page_of(&named_apart(runs), None)
+}
+
+/// A page that is served while its run goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Served {
+    /// Seconds after which a browser without scripts asks again.
+    pub again: u64,
+    /// Logged lines that came too fast and are not in it.
+    pub lost: u64,
+    /// Whether its run has ended.
+    pub ended: bool,
+}
+
+/// The page of what is known of `runs`, of at most [`MOST_BYTES`]; one that is `served` has a script beside it and renews
+/// itself.
+///
+/// # Errors
+/// Too large a page.
+pub fn page_of(runs: &[Known], served: Option<Served>) -> Result<String, ConfigError> {
     let mut html = String::new();
     for detail in page::DETAILS {
-        html = page::html(&runs, detail).map_err(|e| ConfigError(format!("the page cannot be made: {e}")))?;
+        html = page::html(runs, served, detail).map_err(|e| ConfigError(format!("the page cannot be made: {e}")))?;
         if html.len() <= MOST_BYTES {
             return Ok(html);
         }

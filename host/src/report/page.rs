@@ -4,7 +4,6 @@ use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior, context};
 use serde::Serialize;
 
-use super::MOST_RUNS;
 use super::chart::{Chart, Curve, Drawing, Level, Marked, Size, Style};
 use super::facts::{Fact, cut, differing};
 use super::known::{Known, PROFILE, Profile};
@@ -12,6 +11,7 @@ use super::memory::Memory;
 use super::read::{BUCKETS, Evaluation};
 use super::scale::rounded;
 use super::series::{Lowest, Series};
+use super::{MOST_RUNS, Served};
 use crate::run::course::{counted, grouped};
 
 /// The name ends so that all that is put into it is escaped.
@@ -132,8 +132,8 @@ impl Bars {
     }
 }
 
-/// The page of `runs`.
-pub fn html(runs: &[Known], detail: Detail) -> Result<String, minijinja::Error> {
+/// The page of `runs`, which may be `served`.
+pub fn html(runs: &[Known], served: Option<Served>, detail: Detail) -> Result<String, minijinja::Error> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.add_template(TEMPLATE.0, TEMPLATE.1)?;
@@ -147,6 +147,7 @@ pub fn html(runs: &[Known], detail: Detail) -> Result<String, minijinja::Error> 
         title,
         version => env!("CARGO_PKG_VERSION"),
         comparison => Serde(comparison),
+        served => Serde(served),
         runs => Serde(views),
     })?;
     Ok(page.trim().to_owned() + "\n")

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::series::{Lowest, Series};
+use super::series::{Bucket, Lowest, Series};
 use crate::config::{ConfigError, MOST_SOURCES};
 use crate::regular;
 use crate::run::metrics::LINES;
@@ -22,6 +22,13 @@ const EVALUATIONS: usize = 200;
 const LONGEST: u64 = 64 << 10;
 /// The most quantities beside those that every run has.
 const MOST_GAUGES: usize = 32;
+
+/// Bytes that curves take at most: their buckets in trees whose nodes are half full.
+pub const fn bytes() -> usize {
+    let bucket = size_of::<(u64, Bucket)>();
+    let evaluation = size_of::<(u64, (u64, f64, Evaluation))>();
+    2 * ((4 + MOST_GAUGES + MOST_SOURCES) * (BUCKETS + 1) * bucket + (EVALUATIONS + 1) * evaluation)
+}
 
 /// An evaluation.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -210,6 +217,14 @@ impl Curves {
             }
         }
         Ok(curves)
+    }
+
+    /// Adds a line as a run writes it, with its end or without.
+    ///
+    /// # Errors
+    /// What it is not.
+    pub fn add_line(&mut self, line: &[u8]) -> Result<(), &'static str> {
+        self.add(&serde_json::from_slice(line).map_err(|_| "is no object of JSON")?)
     }
 
     /// Adds what a line says.

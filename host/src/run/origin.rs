@@ -38,17 +38,17 @@ fn at(path: &Path, what: impl std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {what}", path.display()))
 }
 
-/// Decides everything that was `written`, of a run that may begin from another's weights.
+/// Decides everything that was `written`, of a run that may begin from another's weights, beside a page of so many bytes.
 ///
 /// # Errors
 /// As [`Plan::settle`]; a model to begin from that is none, or another than was written.
-pub fn settle(written: RawConfig) -> Result<Settled, ConfigError> {
+pub fn settle(written: RawConfig, live: u64) -> Result<Settled, ConfigError> {
     let origin = written.init_from.as_deref().map(|dir| Origin::of(dir.as_ref())).transpose()?;
     let written = match &origin {
         Some(origin) => origin.overlaid(written)?,
         None => written,
     };
-    let settled = Plan::settle(written)?;
+    let settled = Plan::settle(written, live)?;
     if let Some(origin) = origin {
         origin.require(&settled.config)?;
         origin.tokenizer(settled.config.vocab_size())?;

@@ -47,11 +47,16 @@ impl State {
 pub fn of(dir: &Path, config: &Config, last: Option<&Path>) -> Result<(State, Option<TrainerState>), String> {
     let trained = last.is_none_or(|last| last.join(checkpoint::STATE).exists());
     let saved = last.filter(|_| trained).map(checkpoint::read_state).transpose().map_err(|e| e.to_string())?;
-    let state = match config.steps > 0 {
-        _ if claim::is_claimed(dir) => State::Running,
-        _ if !trained => State::Imported,
-        true if saved.as_ref().is_some_and(|saved| saved.is_last(config)) => State::Done,
-        _ => State::Interrupted,
+    let state = match () {
+        () if claim::is_claimed(dir) => State::Running,
+        () if !trained => State::Imported,
+        () => unclaimed(config, saved.as_ref()),
     };
     Ok((state, saved))
+}
+
+/// How a run of `config` that was trained here, saved so, stands where nobody trains it.
+pub fn unclaimed(config: &Config, saved: Option<&TrainerState>) -> State {
+    let is_last = config.steps > 0 && saved.is_some_and(|saved| saved.is_last(config));
+    if is_last { State::Done } else { State::Interrupted }
 }

@@ -69,6 +69,8 @@ pub struct Means<'a> {
     pub seconds: f64,
     /// The tokenizers that come into question.
     pub tokens: &'a [Tokens],
+    /// Bytes of a page that is served beside the run.
+    pub live: u64,
 }
 
 /// A run that fits.
@@ -345,7 +347,7 @@ impl Means<'_> {
         pace: f64,
     ) -> Result<(Candidate, bool), ConfigError> {
         let config = Config::resolve_with(raw.clone(), self.found)?;
-        let machine = Machine::with(&config, self.found.source)?;
+        let machine = Machine { live: self.live, ..Machine::with(&config, self.found.source)? };
         let plan = Plan::of(&config, &machine)?;
         let seconds = plan.stages.first().map_or(0.0, |stage| stage.expected_seconds.unwrap_or(stage.roofline_seconds));
         let fits = plan.fits.unwrap_or(false);
@@ -392,7 +394,7 @@ mod tests {
     fn best(budget: &str, seconds: f64, tokens: Tokens) -> Result<Candidate, ConfigError> {
         let text = format!("gpu = 'h200'\nprecision = 'bf16'\ndata = 'text.jsonl'\nbudget = '{budget}'");
         let (written, found) = (toml::from_str::<RawConfig>(&text).unwrap(), found());
-        let means = Means { written: &written, found: &found, seconds, tokens: &[tokens] };
+        let means = Means { written: &written, found: &found, seconds, tokens: &[tokens], live: 0 };
         let all = means.candidates(1.0)?;
         let budget = written.budget.unwrap().0;
         assert!(all.iter().all(|candidate| candidate.bytes <= budget), "what does not fit");
@@ -505,7 +507,7 @@ mod tests {
         let levels = |budget: &str, more: &str| {
             let text = format!("gpu = 'h200'\nprecision = 'bf16'\ndata = 'text.jsonl'\nbudget = '{budget}'\n{more}");
             let (written, found) = (toml::from_str::<RawConfig>(&text).unwrap(), found());
-            let means = Means { written: &written, found: &found, seconds: 60.0, tokens: &[CLEAN] };
+            let means = Means { written: &written, found: &found, seconds: 60.0, tokens: &[CLEAN], live: 0 };
             let all = means.candidates(1.0).unwrap();
             let count = |level| all.iter().filter(|candidate| candidate.config.recompute == level).count();
             [Recompute::NONE, Recompute::CHEAP, Recompute::FULL].map(count)
@@ -519,7 +521,7 @@ mod tests {
     fn what_is_written_holds_for_all() {
         let text = "gpu = 'h200'\nprecision = 'bf16'\ndata = 'text.jsonl'\nseq_len = 128\nbatch_size = 7\nlr = 5e-3";
         let (written, found) = (toml::from_str::<RawConfig>(text).unwrap(), found());
-        let means = Means { written: &written, found: &found, seconds: 60.0, tokens: &[CLEAN] };
+        let means = Means { written: &written, found: &found, seconds: 60.0, tokens: &[CLEAN], live: 0 };
         for candidate in means.candidates(1.0).unwrap() {
             let Config { seq_len, batch_size, .. } = candidate.config;
             assert_eq!((seq_len, batch_size, candidate.raw.lr), (128, 7, Some(5e-3)));

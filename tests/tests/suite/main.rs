@@ -25,6 +25,7 @@ mod generation;
 mod image;
 mod import;
 mod integers;
+mod live;
 mod masks;
 mod memory;
 mod mix;

@@ -74,7 +74,7 @@ fn said(error: impl std::fmt::Display) -> ConfigError {
 /// The new run that `raw` describes.
 fn begin(raw: &mut RawConfig, dir: &Path, sweep: &Path) -> Result<(Config, Machine), ConfigError> {
     directory::require_free(dir)?;
-    let settled = origin::settle(raw.clone())?;
+    let settled = origin::settle(raw.clone(), 0)?;
     let config = settled.config;
     if let Some(from) = &config.init_from {
         Origin::of(from.as_ref())?.require_weights().map_err(said)?;
