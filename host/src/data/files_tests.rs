@@ -98,6 +98,29 @@ fn parquet_of_another_writer_gives_its_rows() {
 }
 
 #[test]
+fn conversations_in_parquet_are_those_of_json_lines() {
+    let options = SourceOptions::default();
+    let read = |name: &str, options: &SourceOptions| -> Result<Vec<_>, String> {
+        let (all, _) = read_all(&mut open_with(&testdata(name), options)).map_err(|e| e.to_string())?;
+        Ok(all.into_iter().map(|(_, document)| (document.text, document.parts)).collect())
+    };
+    let lines = read("chats.jsonl", &options).unwrap();
+    assert!(lines.len() == 267 && lines.iter().all(|(_, parts)| parts.iter().any(|part| part.answer)));
+    for name in ["snappy", "zstd", "delta_1", "delta_2"] {
+        let name = format!("chats_{name}.parquet");
+        assert_eq!(read(&name, &options).unwrap(), lines, "{name}");
+        check_places(&testdata(&name));
+    }
+    let message = read("pairs.parquet", &options).unwrap_err();
+    assert!(
+        message.contains("pairs.parquet, row 7: a conversation that cannot be used (it has no \"completion\")"),
+        "{message}"
+    );
+    let all = read("pairs.parquet", &SourceOptions { skip_bad_lines: true, ..options }).unwrap();
+    assert!(all.len() == 19 && all[18].0.contains("19 + 19?") && all[18].0.contains("38"), "{all:?}");
+}
+
+#[test]
 fn compressed_lines_of_another_writer_give_their_texts() {
     assert_eq!(texts(&testdata("lines.jsonl.zst")), rows());
     check_places(&testdata("lines.jsonl.zst"));

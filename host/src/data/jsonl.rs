@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use super::conversation::{ChatTemplate, messages};
+use super::conversation::{self, ChatTemplate, messages};
 use super::error::{At, SourceError};
 use super::files::{MOST_BLANK, Reader};
 use super::flaws::Flaws;
@@ -71,13 +71,7 @@ impl DocumentReader {
     /// Makes the text of the conversation that the value `json` is; `false` where it is none.
     fn conversation(&self, json: &[u8], document: &mut Document, flaws: &mut Flaws) -> Result<bool, String> {
         let Some(messages) = messages::of_json(json)? else { return Ok(false) };
-        let rendered = self.template.answers(&messages).map_err(|e| e.to_string())?;
-        if !rendered.parts.iter().any(|part| part.answer) {
-            return Err(format!("the chat template {} writes nothing of its answers", self.template.name()));
-        }
-        flaws.rewritten += rendered.rewritten;
-        (document.text, document.parts) = (rendered.text, rendered.parts);
-        Ok(true)
+        conversation::put(&self.template, &messages, document, flaws).map(|()| true)
     }
 
     /// Skips a document that could not be read, where the run wants that.

@@ -149,8 +149,8 @@ fn sizes(header: &[u8]) -> Option<[u64; 2]> {
 /// Reads the pages of a column of one row group.
 pub(super) struct Pages {
     reader: SerializedPageReader<Chunks>,
-    /// Whether rows may have no value.
-    nullable: bool,
+    /// How many kinds of levels come before the values of an older page: where lists begin, and where there is no value.
+    levels: usize,
     /// How the pages are compressed where the library is told that they are not, and the size of the last one, unpacked.
     codec: Option<Codec>,
     claimed: Arc<AtomicU64>,
@@ -160,7 +160,8 @@ impl Pages {
     pub(super) fn new(file: &File, column: &ColumnChunkMetaData, rows: usize) -> Result<Self> {
         let claimed = Arc::new(AtomicU64::new(0));
         let chunks = Arc::new(Chunks { file: file.try_clone()?, claimed: Arc::clone(&claimed) });
-        let nullable = column.column_descr().max_def_level() > 0;
+        let described = column.column_descr();
+        let levels = usize::from(described.max_rep_level() > 0) + usize::from(described.max_def_level() > 0);
         let codec = Codec::of(column.compression());
         let reader = match codec {
             Some(_) => {
@@ -169,7 +170,7 @@ impl Pages {
             }
             None => SerializedPageReader::new(chunks, column, rows, None)?,
         };
-        Ok(Self { reader, nullable, codec, claimed })
+        Ok(Self { reader, levels, codec, claimed })
     }
 }
 
@@ -262,15 +263,14 @@ impl Pages {
     /// The values of a page: what comes behind the levels that say which rows have one.
     fn behind_levels<'a>(&self, page: &'a Page) -> Option<&'a [u8]> {
         let bytes: &[u8] = page.buffer();
-        let levels = match page {
-            Page::DataPageV2 { def_levels_byte_len, rep_levels_byte_len, .. } => {
-                *def_levels_byte_len as usize + *rep_levels_byte_len as usize
-            }
-            // Behind their length.
-            _ if self.nullable => 4 + u32::from_le_bytes(*bytes.first_chunk()?) as usize,
-            _ => 0,
-        };
-        bytes.get(levels..)
+        if let Page::DataPageV2 { def_levels_byte_len, rep_levels_byte_len, .. } = page {
+            return bytes.get(*def_levels_byte_len as usize + *rep_levels_byte_len as usize..);
+        }
+        // Each kind behind its length.
+        (0..self.levels).try_fold(bytes, |bytes, _| {
+            let (length, rest) = bytes.split_first_chunk()?;
+            rest.get(u32::from_le_bytes(*length) as usize..)
+        })
     }
 }
 

@@ -1,43 +1,54 @@
-//! One text column of a parquet file, read page by page.
+//! A parquet file, read page by page: a text column, or the columns of conversations.
 //!
 //! A document is a row; null and empty rows are passed over. A file is entered at a row: whole row groups and pages
 //! before it are skipped without being decompressed. [`super::pages`] bounds what a page may have.
 
+mod column;
+
+use std::borrow::Cow;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use parquet::basic::{Compression, Type};
-use parquet::column::reader::ColumnReaderImpl;
-use parquet::data_type::{ByteArray, ByteArrayType};
+use minijinja::Value;
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData};
-use parquet::schema::types::ColumnDescriptor;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
+use parquet::schema::types::ColumnDescPtr;
 
+use self::column::{Column, is_of_list, is_text, kind};
+use super::conversation::{self, messages};
 use super::error::{At, SourceError};
 use super::files::{MOST_BLANK, Reader};
 use super::flaws::Flaws;
-use super::pages::{self, LARGEST_PAGE, Pages};
+use super::pages::{self, LARGEST_PAGE};
 use super::source::{Document, SourceOptions};
 use super::unpack::BROTLI_WINDOW;
 use crate::config::InvalidUtf8;
 use crate::contain::contain;
+
+/// What a row is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// A text, the one column.
+    Text,
+    /// A list of messages: the columns of roles and of contents.
+    Messages,
+    /// A prompt and its completion, a column each.
+    Sides,
+}
 
 /// Reads one parquet file.
 pub(super) struct ParquetReader {
     path: PathBuf,
     file: File,
     metadata: ParquetMetaData,
-    column: usize,
-    limit: u64,
-    invalid: InvalidUtf8,
-    /// The row group being read, and the next one's number.
-    group: Option<ColumnReaderImpl<ByteArrayType>>,
+    options: SourceOptions,
+    form: Form,
+    columns: Vec<Column>,
+    /// The number of the row group behind the one being read.
     next_group: usize,
     /// Rows that the row group being read must still have.
     left: u64,
     row: u64,
-    values: Vec<ByteArray>,
-    levels: Vec<i16>,
 }
 
 impl ParquetReader {
@@ -48,58 +59,25 @@ impl ParquetReader {
 
     fn open_at(path: &Path, options: &SourceOptions, row: u64) -> Result<Self, SourceError> {
         let file = File::open(path).map_err(|e| SourceError::io(path, e))?;
-        let damaged = |e| damaged(path, e);
-        let metadata = ParquetMetaDataReader::new().parse_and_finish(&file).map_err(damaged)?;
-        let columns = metadata.file_metadata().schema_descr().columns();
-        // A list of strings is no text: a row must have at most one value, at the top level.
-        let is_text = |c: &ColumnDescriptor| {
-            c.physical_type() == Type::BYTE_ARRAY && c.max_rep_level() == 0 && c.path().parts().len() == 1
-        };
-        let column = columns.iter().position(|c| c.name() == options.text_field && is_text(c));
-        let Some(column) = column else {
-            let field = &options.text_field;
-            let texts: Vec<&str> = columns.iter().filter(|c| is_text(c)).map(|c| c.name()).collect();
-            let (path, column) = (path.to_path_buf(), field.clone());
-            // It is there, and something else.
-            let other = columns.iter().find(|c| c.path().parts().first() == Some(field)).map(|c| kind(c));
-            let Some(kind) = other else {
-                if !texts.is_empty() {
-                    return Err(SourceError::NoColumn { path, column, found: texts.join(", ") });
-                }
-                let names: Vec<String> = columns.iter().map(|c| c.path().string()).collect();
-                return Err(SourceError::NoTextColumn { path, column, found: names.join(", ") });
-            };
-            let instead = match texts.join(", ") {
-                none if none.is_empty() => "no other column holds text; write one of strings".to_owned(),
-                texts => format!("its text columns are {texts}; name one of them as the text field"),
-            };
-            return Err(SourceError::NotText { path, column, kind, instead });
-        };
-        let mut reader = Self {
-            path: path.to_path_buf(),
-            file,
-            metadata,
-            column,
-            limit: options.max_document,
-            invalid: options.invalid_utf8,
-            group: None,
-            next_group: 0,
-            left: 0,
-            row,
-            values: Vec::new(),
-            levels: Vec::new(),
-        };
+        let metadata = ParquetMetaDataReader::new().parse_and_finish(&file).map_err(|e| damaged(path, e))?;
+        let described = metadata.file_metadata().schema_descr().columns();
+        let (form, numbers) = found(path, described, &options.text_field)?;
+        let columns = numbers.into_iter().map(|number| Column::new(number, &described[number])).collect();
+        let (path, options) = (path.to_path_buf(), options.clone());
+        let mut reader = Self { path, file, metadata, options, form, columns, next_group: 0, left: 0, row };
         reader.enter(row)?;
         Ok(reader)
     }
 
-    /// Bytes that reading takes at most beside documents: a page, as it is stored and as it is read, and what its
-    /// compression refers back to.
+    /// Bytes that reading takes at most beside documents: of each column a page, as it is stored and as it is read, and what
+    /// its compression refers back to.
     pub(super) fn memory(&self) -> u64 {
-        let brotli =
-            |group: &RowGroupMetaData| matches!(group.column(self.column).compression(), Compression::BROTLI(_));
-        let window = if self.metadata.row_groups().iter().any(brotli) { BROTLI_WINDOW } else { 0 };
-        2 * LARGEST_PAGE + window
+        let window = |column: &Column| if column.has_brotli(&self.metadata) { BROTLI_WINDOW } else { 0 };
+        self.columns.iter().map(|column| 2 * LARGEST_PAGE + window(column)).sum()
+    }
+
+    fn damaged(&self, reason: ParquetError) -> SourceError {
+        damaged(&self.path, reason)
     }
 
     /// Goes to a row of the file.
@@ -112,54 +90,102 @@ impl ParquetReader {
                 left -= rows;
                 continue;
             }
-            let path = self.path.clone();
-            let group = self.open_group()?;
-            group.skip_records(left as usize).map_err(|e| damaged(&path, e))?;
+            self.open_group()?;
+            self.columns.iter_mut().try_for_each(|column| column.skip(left)).map_err(|e| damaged(&self.path, e))?;
             self.left -= left;
             return Ok(());
         }
         Ok(())
     }
 
-    fn open_group(&mut self) -> Result<&mut ColumnReaderImpl<ByteArrayType>, SourceError> {
+    fn open_group(&mut self) -> Result<(), SourceError> {
         let rows = self.rows(self.next_group);
-        let column = self.metadata.row_group(self.next_group).column(self.column);
-        let pages = Pages::new(&self.file, column, rows as usize).map_err(|e| damaged(&self.path, e))?;
-        let reader = ColumnReaderImpl::new(column.column_descr_ptr(), Box::new(pages));
+        let chunks = self.metadata.row_group(self.next_group).columns();
+        let opened = self.columns.iter_mut().try_for_each(|column| column.open(&self.file, chunks, rows));
+        opened.map_err(|e| self.damaged(e))?;
         self.left = rows;
         self.next_group += 1;
-        Ok(self.group.insert(reader))
+        Ok(())
     }
 
     fn rows(&self, group: usize) -> u64 {
         self.metadata.row_group(group).num_rows().max(0) as u64
     }
 
-    /// Reads one row's value, where it has one, into `self.values`; `false` at the end of the file.
+    /// Reads one row into the columns; `false` at the end of the file.
     fn read_row(&mut self) -> Result<bool, SourceError> {
         // Not `contained`: that would clone the path at every row.
-        contain(|| self.read_any_row()).unwrap_or_else(|reason| Err(damaged(&self.path, ParquetError::General(reason))))
+        contain(|| self.read_any_row()).unwrap_or_else(|reason| Err(self.damaged(ParquetError::General(reason))))
     }
 
     fn read_any_row(&mut self) -> Result<bool, SourceError> {
-        loop {
-            if self.left > 0
-                && let Some(group) = &mut self.group
-            {
-                self.values.clear();
-                self.levels.clear();
-                let read = group.read_records(1, Some(&mut self.levels), None, &mut self.values);
-                if read.map_err(|e| damaged(&self.path, e))?.0 != 1 {
-                    let reason = format!("row group {} ends {} rows early", self.next_group - 1, self.left);
-                    return Err(damaged(&self.path, ParquetError::General(reason)));
-                }
-                self.left -= 1;
-                return Ok(true);
-            }
+        while self.left == 0 {
             if self.next_group >= self.metadata.num_row_groups() {
                 return Ok(false);
             }
             self.open_group()?;
+        }
+        for number in 0..self.columns.len() {
+            if !self.columns[number].read().map_err(|e| self.damaged(e))? {
+                let reason = format!("row group {} ends {} rows early", self.next_group - 1, self.left);
+                return Err(self.damaged(ParquetError::General(reason)));
+            }
+        }
+        self.left -= 1;
+        Ok(true)
+    }
+
+    /// The text of a value in row `row`.
+    fn text<'a>(&self, bytes: &'a [u8], row: u64, flaws: &mut Flaws) -> Result<Cow<'a, str>, SourceError> {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Ok(text.into()),
+            Err(_) if self.options.invalid_utf8 == InvalidUtf8::Replace => Ok(flaws.replaced(bytes).into()),
+            Err(e) => {
+                let (path, place, at) = (self.path.clone(), At("row", row), e.valid_up_to() as u64);
+                Err(SourceError::FieldUtf8 { path, place, at })
+            }
+        }
+    }
+
+    /// Puts what the columns have of row `row` into the empty `document`; nothing where there is none.
+    fn put(&self, row: u64, document: &mut Document, flaws: &mut Flaws) -> Result<(), SourceError> {
+        let (path, limit) = (|| self.path.clone(), self.options.max_document);
+        let bytes = self.columns.iter().flat_map(Column::cells).flatten().map(|value| value.len() as u64).sum();
+        if bytes > limit {
+            return Err(SourceError::LongRow { path: path(), row, bytes, limit });
+        }
+        let wrong = |reason| SourceError::Conversation { path: path(), at: At("row", row), reason };
+        let mut cells = self.columns.iter().map(Column::cells);
+        let (Some(mut first), second) = (cells.next(), cells.next()) else { return Ok(()) };
+        let Some(second) = second else {
+            match first.next().flatten() {
+                Some(value) => document.text.push_str(&self.text(value, row, flaws)?),
+                None => flaws.nulls += 1,
+            }
+            return Ok(());
+        };
+        let mut said: Vec<Value> = Vec::new();
+        let all: Vec<_> = first.zip(second).collect();
+        for (number, pair) in (1..).zip(&all) {
+            match (pair, self.form) {
+                // A list that is empty or null.
+                ((None, None), _) if all.len() == 1 => flaws.nulls += 1,
+                ((Some(prompt), Some(completion)), Form::Sides) => {
+                    said.push(messages::message("user", &self.text(prompt, row, flaws)?));
+                    said.push(messages::message("assistant", &self.text(completion, row, flaws)?));
+                }
+                ((Some(role), Some(content)), _) => {
+                    said.push(messages::message(&self.text(role, row, flaws)?, &self.text(content, row, flaws)?));
+                }
+                ((None, _), Form::Sides) => return Err(wrong("it has no \"prompt\"".to_owned())),
+                ((_, None), Form::Sides) => return Err(wrong("it has no \"completion\"".to_owned())),
+                ((None, _), _) => return Err(wrong(format!("message {number} has no \"role\""))),
+                ((_, None), _) => return Err(wrong(format!("message {number} has no \"content\""))),
+            }
+        }
+        match said.is_empty() {
+            true => Ok(()),
+            false => conversation::put(&self.options.template, &said, document, flaws).map_err(wrong),
         }
     }
 }
@@ -174,22 +200,12 @@ impl Reader for ParquetReader {
                 return Err(SourceError::Blank { path: self.path.clone(), place, most });
             }
             self.row += 1;
-            let Some(value) = self.values.first() else {
-                flaws.nulls += 1;
-                continue;
-            };
-            let (path, bytes) = (&self.path, value.data());
-            if bytes.len() as u64 > self.limit {
-                let (path, bytes) = (path.clone(), bytes.len() as u64);
-                return Err(SourceError::LongRow { path, row, bytes, limit: self.limit });
-            }
-            match std::str::from_utf8(bytes) {
-                Ok(text) => document.text.push_str(text),
-                Err(_) if self.invalid == InvalidUtf8::Replace => document.text.push_str(&flaws.replaced(bytes)),
-                Err(e) => {
-                    let at = e.valid_up_to() as u64;
-                    return Err(SourceError::FieldUtf8 { path: path.clone(), place: At("row", row), at });
+            match self.put(row, document, flaws) {
+                Err(e) if self.options.skip_bad_lines && self.form != Form::Text => {
+                    document.clear();
+                    flaws.skip(e)?;
                 }
+                put => put?,
             }
             if !document.text.is_empty() {
                 return Ok(true);
@@ -203,18 +219,35 @@ impl Reader for ParquetReader {
     }
 }
 
-/// What a column holds that is no text.
-fn kind(column: &ColumnDescriptor) -> String {
-    let stored = column.physical_type();
-    let held = match stored {
-        _ if column.max_rep_level() > 0 => return "lists".to_owned(),
-        _ if column.path().parts().len() > 1 => return "records of fields".to_owned(),
-        Type::INT32 | Type::INT64 | Type::INT96 => "integers",
-        Type::FLOAT | Type::DOUBLE => "numbers",
-        Type::BOOLEAN => "truth values",
-        Type::BYTE_ARRAY | Type::FIXED_LEN_BYTE_ARRAY => "bytes",
+/// What of the columns is read: the text, else conversations as they are in JSON.
+fn found(path: &Path, columns: &[ColumnDescPtr], field: &str) -> Result<(Form, Vec<usize>), SourceError> {
+    let text = |name: &str| columns.iter().position(|column| column.name() == name && is_text(column));
+    let of_messages = |name: &str| columns.iter().position(|column| is_of_list(column, "messages", name));
+    if let Some(text) = text(field) {
+        return Ok((Form::Text, vec![text]));
+    }
+    if let (Some(roles), Some(contents)) = (of_messages("role"), of_messages("content")) {
+        return Ok((Form::Messages, vec![roles, contents]));
+    }
+    if let (Some(prompts), Some(completions)) = (text("prompt"), text("completion")) {
+        return Ok((Form::Sides, vec![prompts, completions]));
+    }
+    let texts: Vec<&str> = columns.iter().filter(|column| is_text(column)).map(|column| column.name()).collect();
+    let (path, column) = (path.to_path_buf(), field.to_owned());
+    // It is there, and something else.
+    let other = columns.iter().find(|c| c.path().parts().first().is_some_and(|first| first == field));
+    let Some(kind) = other.map(|column| kind(column)) else {
+        if !texts.is_empty() {
+            return Err(SourceError::NoColumn { path, column, found: texts.join(", ") });
+        }
+        let names: Vec<String> = columns.iter().map(|column| column.path().string()).collect();
+        return Err(SourceError::NoTextColumn { path, column, found: names.join(", ") });
     };
-    format!("{held} ({stored})")
+    let instead = match texts.join(", ") {
+        none if none.is_empty() => "no other column holds text; write one of strings".to_owned(),
+        texts => format!("its text columns are {texts}; name one of them as the text field"),
+    };
+    Err(SourceError::NotText { path, column, kind, instead })
 }
 
 /// The library panics on some damaged files.

@@ -17,11 +17,7 @@ pub fn of_json(json: &[u8]) -> Result<Option<Vec<Value>>, String> {
     if !(has("messages") || has("prompt") && has("completion")) {
         return Ok(None);
     }
-    let messages = of_value(&object)?.unwrap_or_default();
-    if !messages.iter().any(is_answer) {
-        return Err("there is no message of the role \"assistant\", so there is nothing to learn".to_owned());
-    }
-    Ok(Some(messages))
+    of_value(&object).map(|messages| Some(messages.unwrap_or_default()))
 }
 
 /// The messages of a list, or of an object that has them; a prompt may be without a completion. Nothing where it is neither.
@@ -119,8 +115,6 @@ mod tests {
             (r#"{"messages": [{"role": 1, "content": "a"}]}"#, "message 1 has a \"role\" that is not a text"),
             (r#"{"messages": [{"role": "user"}]}"#, "message 1 has no \"content\""),
             (r#"{"messages": [{"role": "user", "content": 3}]}"#, "message 1 has a \"content\" that is not a text"),
-            (r#"{"messages": [{"role": "user", "content": "a"}]}"#, "there is no message of the role \"assistant\""),
-            (r#"{"messages": []}"#, "there is no message of the role \"assistant\""),
             (r#"{"prompt": 3, "completion": "a"}"#, "\"prompt\" is neither a text nor a list"),
         ] {
             let error = of(json).unwrap_err();

@@ -9,7 +9,33 @@ pub mod turn;
 
 pub use template::{ChatTemplate, Part, TemplateError};
 
+use minijinja::Value;
+
+use super::flaws::Flaws;
+use super::source::Document;
 use super::tokenizer::{EncodeError, Tokenizer};
+
+/// Puts the text of `messages` and its parts into the empty `document`.
+///
+/// # Errors
+/// There is no answer in them; the template cannot run, or writes nothing of an answer.
+pub fn put(
+    template: &ChatTemplate,
+    messages: &[Value],
+    document: &mut Document,
+    flaws: &mut Flaws,
+) -> Result<(), String> {
+    if !messages.iter().any(messages::is_answer) {
+        return Err("there is no message of the role \"assistant\", so there is nothing to learn".to_owned());
+    }
+    let rendered = template.answers(messages).map_err(|e| e.to_string())?;
+    if !rendered.parts.iter().any(|part| part.answer) {
+        return Err(format!("the chat template {} writes nothing of its answers", template.name()));
+    }
+    flaws.rewritten += rendered.rewritten;
+    (document.text, document.parts) = (rendered.text, rendered.parts);
+    Ok(())
+}
 
 /// Appends the ids of `text`, a part of a conversation. Templates write a tokenizer's marks by their names: files of
 /// others read those themselves, for ours it is done here. What `begins` a conversation is read as the beginning of a text.
@@ -73,6 +99,15 @@ mod tests {
     /// Ids of bytes, with [`CONTEXT`] or without.
     fn ids(text: &str, answer: bool) -> Vec<u32> {
         text.bytes().map(|b| (4 + u32::from(b)) | if answer { 0 } else { CONTEXT }).collect()
+    }
+
+    #[test]
+    fn what_has_no_answer_is_refused() {
+        let mut document = Document::default();
+        for messages in [vec![], vec![messages::message("user", "a")]] {
+            let reason = put(&ChatTemplate::default(), &messages, &mut document, &mut Flaws::default()).unwrap_err();
+            assert!(reason.starts_with("there is no message of the role \"assistant\""), "{reason}");
+        }
     }
 
     #[test]
