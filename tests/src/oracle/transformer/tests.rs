@@ -49,7 +49,15 @@ fn assert_gradients(config: &Config, most: usize) {
         // The loss hardly depends on how long the stream is behind a norm, nor on what a small gain lets through: differences by
         // those take a longer step.
         let hardly = ["stream_scalars", "value_tables"].iter().any(|part| name.contains(part));
-        let step = if hardly { 2e-3 } else { 5e-4 };
+        // Through keys and their softmax it bends more with an adapter, whose factors are multiplied: a shorter one.
+        let bends = name.contains("lora");
+        let step = if hardly {
+            2e-3
+        } else if bends {
+            2e-4
+        } else {
+            5e-4
+        };
         let expected = gradient(f, &vec![0.0; entries.len() + 1], step);
         let along = found.data.iter().enumerate().map(|(i, g)| g * direction(i)).sum();
         let got: Vec<f64> = entries.iter().map(|&i| found.data[i]).chain([along]).collect();
@@ -72,7 +80,8 @@ fn every_gradient_of_a_llama_agrees_with_differences_tied_or_not_factorised_or_n
 
 #[test]
 fn every_gradient_of_every_mixture_agrees_with_differences() {
-    mixtures().iter().chain(&adapted_mixtures()).for_each(|config| assert_gradients(config, 24));
+    mixtures().iter().for_each(|config| assert_gradients(config, 24));
+    adapted_mixtures().iter().for_each(|config| assert_gradients(config, 8));
 }
 
 #[test]
