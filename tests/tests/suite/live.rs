@@ -173,11 +173,12 @@ fn logged(html: &str) -> usize {
 fn the_page_is_that_of_its_run_while_it_goes_on_and_changes_nothing_of_it() {
     let dir = directory();
     let dir = dir.path();
-    let flags = format!("{TINY} --threads 1 --steps 500 --eval-every 200 --json");
+    // Some ten seconds of a quiet machine: there are several events, and pages drawn anew, however quick it is.
+    let flags = format!("{TINY} --threads 1 --steps 20000 --eval-every 4000 --log-every 200 --json");
     let run = Served::train(dir, &format!("{flags} --out live"));
     let mut events = run.events();
     let first = run.page();
-    assert!(first.contains("data-key=\"state\" data-value=\"running\"") && first.contains("of 500"), "{first}");
+    assert!(first.contains("data-key=\"state\" data-value=\"running\"") && first.contains("of 20,000"), "{first}");
     assert!(first.contains("<script src=\"/live.js\"") && first.contains("<noscript><meta http-equiv=\"refresh\""));
     let (mut steps, mut last, mut before) = (Vec::new(), String::new(), String::new());
     for (name, data) in &mut events {
@@ -192,10 +193,7 @@ fn the_page_is_that_of_its_run_while_it_goes_on_and_changes_nothing_of_it() {
     drop(events);
     // At most one a second, each of a logged step, and the last of the last one.
     assert!(steps.len() >= 3 && steps.windows(2).all(|two| two[0] <= two[1]), "{steps:?}");
-    assert!(
-        steps.iter().all(|step| step % 10 == 0 || [1, 500].contains(step)) && steps.last() == Some(&500),
-        "{steps:?}"
-    );
+    assert!(steps.iter().all(|step| step % 200 == 0 || *step == 1) && steps.last() == Some(&20_000), "{steps:?}");
     let mut run = run;
     let mut said = String::new();
     run.child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
@@ -217,7 +215,7 @@ fn the_page_is_that_of_its_run_while_it_goes_on_and_changes_nothing_of_it() {
     assert_eq!(result["heap_allocations"], 0, "{result}");
 
     host(dir, &format!("train {flags} --out alone")).ok();
-    assert!(runs::weights(dir, "live", 500) == runs::weights(dir, "alone", 500), "the weights differ");
+    assert!(runs::weights(dir, "live", 20_000) == runs::weights(dir, "alone", 20_000), "the weights differ");
     assert_eq!(runs::losses(dir, "live"), runs::losses(dir, "alone"));
 }
 
