@@ -68,6 +68,9 @@ pub struct Adapter {
     pub b: Stacked,
 }
 
+/// Projections that may have adapters in this build.
+pub const ADAPTED: usize = if cfg!(feature = "adapters") { Projection::ALL.len() } else { 0 };
+
 /// What a product with adapters needs beside its operands, one slot for all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct AdapterRoom {
@@ -153,8 +156,8 @@ impl AdaptingGrad {
 impl Pass<'_> {
     /// The adapters of projection `p` of layer `l`, where it has some.
     pub(super) fn adapting(&self, (p, l): (Projection, u32)) -> Option<Adapting> {
-        let (adapters, room) = (self.model.adapters?, self.forward.adapters?);
-        let Adapter { a, b } = self.network.weights.adapters[p as usize]?;
+        let (adapters, room) = (self.model.adapters()?, self.forward.adapters?);
+        let Adapter { a, b } = (*self.network.weights.adapters.get(p as usize)?)?;
         let (a, b, parts) = (a.at(l), b.at(l), self.model.projection_parts(p));
         let low = room.low.reshaped([1, 1, room.low.rows(), a.rows()]);
         let spread = room.spread.reshaped([1, 1, b.rows(), a.rows()]);
@@ -179,6 +182,11 @@ impl Pass<'_> {
 }
 
 impl Transformer {
+    /// The adapters. A build without the feature has none, and nothing of what they need.
+    pub(super) const fn adapters(&self) -> Option<Adapters> {
+        if cfg!(feature = "adapters") { self.adapters } else { None }
+    }
+
     /// Rows of each tensor that a projection is in files; all 0 where it is one.
     pub(super) const fn projection_parts(&self, p: Projection) -> [u32; 3] {
         match (p, self.feed) {
@@ -205,7 +213,7 @@ impl Transformer {
             let parts = self.projection_parts(p).into_iter().filter(|rows| *rows > 0);
             parts.fold(outputs.min(inputs), u32::min)
         };
-        let on = |p: &Projection| self.adapters.is_some_and(|adapters| adapters.on(*p));
+        let on = |p: &Projection| self.adapters().is_some_and(|adapters| adapters.on(*p));
         Projection::ALL.into_iter().filter(on).map(sides).fold(u32::MAX, u32::min)
     }
 
@@ -222,7 +230,7 @@ impl Transformer {
         [a, b]: [&'static str; 2],
         place: &mut dyn FnMut(&Parameter) -> Stacked,
     ) -> Option<Adapter> {
-        let rank = self.adapters.filter(|adapters| adapters.on(p))?.rank;
+        let rank = self.adapters().filter(|adapters| adapters.on(p))?.rank;
         let ([outputs, inputs], parts) = (self.projection_sides(p), self.projection_parts(p));
         let rows = self.adapter_rows(p, rank);
         // Kaiming's uniform numbers with a = √5, as PEFT draws them: bounds of √(6 / ((1 + a²) · in)).
@@ -240,7 +248,7 @@ impl Transformer {
 
     /// Elements of a layer's adapters.
     pub(super) fn adapter_elements(&self) -> u64 {
-        let Some(adapters) = self.adapters else { return 0 };
+        let Some(adapters) = self.adapters() else { return 0 };
         let elements = |p| {
             let [outputs, inputs] = self.projection_sides(p).map(u64::from);
             u64::from(self.adapter_rows(p, adapters.rank)) * inputs + u64::from(adapters.rank) * outputs
@@ -250,14 +258,14 @@ impl Transformer {
 
     /// The most rows of an A.
     fn most_adapter_rows(&self) -> Option<u32> {
-        let adapters = self.adapters?;
+        let adapters = self.adapters()?;
         Projection::ALL.into_iter().filter(|p| adapters.on(*p)).map(|p| self.adapter_rows(p, adapters.rank)).max()
     }
 
     /// The most elements of Bs as blocks.
     fn largest_spread(&self) -> [u32; 4] {
-        let rank = self.adapters.map_or(0, |adapters| adapters.rank);
-        let on = |p: &Projection| self.adapters.is_some_and(|adapters| adapters.on(*p));
+        let rank = self.adapters().map_or(0, |adapters| adapters.rank);
+        let on = |p: &Projection| self.adapters().is_some_and(|adapters| adapters.on(*p));
         let shape = |p| [1, 1, self.projection_sides(p)[0], self.adapter_rows(p, rank)];
         let elements = |[_, _, rows, columns]: &[u32; 4]| u64::from(*rows) * u64::from(*columns);
         Projection::ALL.into_iter().filter(on).map(shape).max_by_key(elements).unwrap_or([1; 4])

@@ -103,7 +103,7 @@ impl Backward<'_> {
 
     /// The adapters of a layer's linear layer, where it has some.
     fn adapting(&self, (p, l): (Projection, u32)) -> Option<AdaptingGrad> {
-        let grads = self.learning.gradients.adapters[p as usize];
+        let grads = self.learning.gradients.adapters.get(p as usize).copied().flatten();
         Transformer::adapting_grad(self.pass.adapting((p, l)), grads, l, self.training, self.accumulate)
     }
 
@@ -376,7 +376,7 @@ impl Backward<'_> {
             device.emit(Blend { x: t.x_grad, first, scalars: None })?;
         }
         // Nothing of the embedding learns beside adapters.
-        if pass.model.adapters.is_some() {
+        if pass.model.adapters().is_some() {
             return Ok(());
         }
         pass.mask(device, Masked::Embedding, t.x_grad)?;

@@ -42,7 +42,7 @@ impl Transformer {
         if profile.weights().is_some() {
             return None;
         }
-        match self.adapters?.base {
+        match self.adapters()?.base {
             BaseType::Same => None,
             BaseType::Bf16 => Some(Dtype::Bf16).filter(|dtype| *dtype != profile.dtype(Role::Weight)),
             BaseType::Int8 => Some(Dtype::I8),
@@ -70,7 +70,7 @@ impl Forward {
         weight: Region,
         scales: Option<WeightScales>,
     ) -> Result<(Region, Option<WeightScales>), OperationError> {
-        let Some(numbers) = self.numbers else { return Ok((weight, scales)) };
+        let Some(numbers) = self.numbers.filter(|_| cfg!(feature = "adapters")) else { return Ok((weight, scales)) };
         let out = numbers.reshaped(weight.shape);
         device.emit(Dequantise { codes: weight, scales: scales.map(|scales| scales.scales), out })?;
         Ok((out, None))

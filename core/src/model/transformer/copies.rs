@@ -184,7 +184,7 @@ impl Transformer {
     /// Whether the weights' gradients of a feed-forward are made of copies: SwiGLU's gradient makes them, then leaves no
     /// gradients that a bias or adapters could be summed from, and the sum's length is a multiple of what products of copies take.
     fn weights_from_copies(&self, tokens: u32) -> bool {
-        let others = self.bias.feed || self.adapters.is_some();
+        let others = self.bias.feed || self.adapters().is_some();
         self.feed.gated() && self.norms_copy() && !others && tokens.is_multiple_of(QuantisedProduct::GRAIN)
     }
 

@@ -89,7 +89,7 @@ impl Family for Transformer {
         if micro.products == Products::Wide {
             return Ok(());
         }
-        if self.adapters.is_some_and(|adapters| adapters.base == BaseType::Int8) {
+        if self.adapters().is_some_and(|adapters| adapters.base == BaseType::Int8) {
             return Err(ModelError::Adapters("fp8 has copies in 8 bits of its own; use bf16, or another base_type"));
         }
         let sides = [

@@ -334,7 +334,12 @@ impl Transformer {
     }
 
     fn check_adapters(&self) -> Result<(), ModelError> {
-        let Some(Adapters { rank, alpha, qkv, out, up, down, base: _ }) = self.adapters else { return Ok(()) };
+        let Some(Adapters { rank, alpha, qkv, out, up, down, base: _ }) = self.adapters() else {
+            return match self.adapters {
+                Some(_) => Err(ModelError::Adapters("this build has none of them; build with the feature adapters")),
+                None => Ok(()),
+            };
+        };
         // Of a projection of three parts they are as wide as all of these.
         check_sizes(&[("lora_rank", rank), ("3 * lora_rank", rank.saturating_mul(3))])?;
         check_constants(&[("lora_alpha", alpha, Must::Positive)])?;
@@ -381,7 +386,7 @@ impl Transformer {
         let products = count(&[layers, layer]).saturating_add(ends);
         let attention = count(&[12, layers, mixed, seq_len.into()]);
         // A frozen weight has no gradient of its own.
-        let each = if self.adapters.is_some() { 4 } else { 6 };
+        let each = if self.adapters().is_some() { 4 } else { 6 };
         let adapters = count(&[6, layers, self.adapter_elements()]);
         count(&[each, products]).saturating_add(attention).saturating_add(adapters)
     }

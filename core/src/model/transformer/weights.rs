@@ -1,6 +1,6 @@
 //! The list of a transformer's parameters.
 
-use super::adapters::Adapter;
+use super::adapters::{ADAPTED, Adapter};
 use super::copies::Projection;
 use super::names::{self, Pair};
 use super::{FirstValues, Transformer};
@@ -87,7 +87,7 @@ pub struct Weights {
     /// Before the head.
     pub final_norm: Gain,
     /// Of qkv, out, up and down, where they have some.
-    pub adapters: [Option<Adapter>; 4],
+    pub adapters: [Option<Adapter>; ADAPTED],
 }
 
 impl Weights {
@@ -162,11 +162,15 @@ impl Parameters for Transformer {
     type Table = Weights;
 
     fn parameters(&self, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Weights {
-        if self.adapters.is_none() {
+        if self.adapters().is_none() {
             return self.own_parameters(place);
         }
         let weights = self.own_parameters(&mut |p| place(&Parameter { learns: Learns::Never, ..*p }));
-        Weights { adapters: self.adapter_names().map(|(p, names)| self.place_adapter(p, names, place)), ..weights }
+        let mut adapters = [None; ADAPTED];
+        for (adapter, (p, names)) in adapters.iter_mut().zip(self.adapter_names()) {
+            *adapter = self.place_adapter(p, names, place);
+        }
+        Weights { adapters, ..weights }
     }
 
     fn ends_take_turns(&self) -> bool {
@@ -252,7 +256,7 @@ impl Transformer {
             norm1,
             norm2,
             final_norm,
-            adapters: [None; 4],
+            adapters: [None; ADAPTED],
         }
     }
 }
