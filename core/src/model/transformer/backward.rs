@@ -81,7 +81,8 @@ impl Backward<'_> {
     ) -> Result<(), OperationError> {
         let adapting = self.adapting(at);
         let scales = self.pass.network.projection_scales(at);
-        let (weight, _) = self.pass.forward.readable(device, linear.weight, scales)?;
+        let mut weight = linear.weight;
+        self.pass.forward.readable(device, &mut weight, scales)?;
         // First: what goes through a GELU is the sum.
         if let Some((adapting, x_grad)) = adapting.zip(linear.x_grad) {
             adapting.input(device, linear.out_grad, x_grad)?;
@@ -337,7 +338,8 @@ impl Backward<'_> {
         let (model, w, f) = (pass.model, &pass.network.weights, pass.forward);
         let grads = &learning.gradients;
         let x_grad = t.low_grad.unwrap_or(t.norm1_grad);
-        let (weight, _) = f.readable(device, w.head(), pass.network.head_scales())?;
+        let mut weight = w.head();
+        f.readable(device, &mut weight, pass.network.head_scales())?;
         device.emit(HeadLoss {
             x,
             weight,
@@ -353,8 +355,8 @@ impl Backward<'_> {
             gradient: Some(HeadGrad { x_grad, weight_grad: grads.head().if_any(), accumulate }),
             integer: None,
         })?;
-        if let (Some(factor), Some(low_grad), Some(factor_grad)) = (w.factor, t.low_grad, grads.factor) {
-            let (factor, _) = f.readable(device, factor, pass.network.factor_scales())?;
+        if let (Some(mut factor), Some(low_grad), Some(factor_grad)) = (w.factor, t.low_grad, grads.factor) {
+            f.readable(device, &mut factor, pass.network.factor_scales())?;
             let linear = LinearGrad::new([f.final_out, factor], low_grad, [t.norm1_grad, factor_grad]);
             device.emit(LinearGrad { transposed: true, weight_grad: factor_grad.if_any(), accumulate, ..linear })?;
         }

@@ -63,16 +63,18 @@ impl Transformer {
 }
 
 impl Forward {
-    /// `weight`, which has `scales` where it is in integers, as an operation reads it: as it is kept, or its numbers.
+    /// Makes `weight`, which has `scales` where it is in integers, what an operation reads: what is kept, or its numbers. Gives
+    /// the scales of what is read.
     pub(super) fn readable(
         &self,
         device: &mut dyn Device,
-        weight: Region,
+        weight: &mut Region,
         scales: Option<WeightScales>,
-    ) -> Result<(Region, Option<WeightScales>), OperationError> {
-        let Some(numbers) = self.numbers.filter(|_| cfg!(feature = "adapters")) else { return Ok((weight, scales)) };
+    ) -> Result<Option<WeightScales>, OperationError> {
+        let Some(numbers) = self.numbers.filter(|_| cfg!(feature = "adapters")) else { return Ok(scales) };
         let out = numbers.reshaped(weight.shape);
-        device.emit(Dequantise { codes: weight, scales: scales.map(|scales| scales.scales), out })?;
-        Ok((out, None))
+        device.emit(Dequantise { codes: *weight, scales: scales.map(|scales| scales.scales), out })?;
+        *weight = out;
+        Ok(None)
     }
 }

@@ -270,7 +270,8 @@ impl Family for Transformer {
         let (ids, forward) = (e.batch.ids, &e.forward);
         let pass = Pass { model: self, network, forward, past, pattern, ids, copying: None, masks: None };
         let head = pass.run(device)?;
-        let (weight, scales) = forward.readable(device, network.weights.head(), network.head_scales())?;
+        let mut weight = network.weights.head();
+        let scales = forward.readable(device, &mut weight, network.head_scales())?;
         let (x, integer) = match (scales, &e.forward.codes) {
             (Some(of), Some(codes)) => {
                 let (x, scales) = codes.make(device, head)?;

@@ -69,7 +69,8 @@ impl Pass<'_> {
     /// The tokens' vectors into the first layer's input.
     fn embed(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         let (w, f, ids, x) = (&self.network.weights, self.forward, self.ids, self.forward.x.at(0));
-        let (table, scales) = f.readable(device, w.embed, self.network.embed_scales())?;
+        let mut table = w.embed;
+        let scales = f.readable(device, &mut table, self.network.embed_scales())?;
         match w.factor.zip(f.low) {
             Some((factor, low)) => {
                 device.emit(Embed { ids, table, scales, out: low })?;
@@ -193,11 +194,10 @@ impl Pass<'_> {
         &self,
         device: &mut dyn Device,
         product: (Projection, u32),
-        linear: Linear,
+        mut linear: Linear,
     ) -> Result<(), OperationError> {
         let scales = self.network.projection_scales(product);
-        let (weight, scales) = self.forward.readable(device, linear.weight, scales)?;
-        let linear = Linear { weight, ..linear };
+        let scales = self.forward.readable(device, &mut linear.weight, scales)?;
         match &self.forward.codes {
             Some(codes) => integers::multiply(device, linear, scales, Some(codes)),
             None => self.model.project(device, self.copying, product, linear),

@@ -131,8 +131,8 @@ pub(super) fn factor(
     device: &mut dyn Device,
     network: &Network,
     forward: &Forward,
-    linear: Linear,
+    mut linear: Linear,
 ) -> Result<(), OperationError> {
-    let (weight, scales) = forward.readable(device, linear.weight, network.factor_scales())?;
-    multiply(device, Linear { weight, ..linear }, scales, forward.codes.as_ref())
+    let scales = forward.readable(device, &mut linear.weight, network.factor_scales())?;
+    multiply(device, linear, scales, forward.codes.as_ref())
 }

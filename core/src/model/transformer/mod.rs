@@ -282,7 +282,8 @@ impl Transformer {
         x: Region,
         out: Region,
     ) -> Result<(), OperationError> {
-        let (weight, scales) = forward.readable(device, network.weights.head(), network.head_scales())?;
+        let mut weight = network.weights.head();
+        let scales = forward.readable(device, &mut weight, network.head_scales())?;
         let rows = match scales {
             // The last one's pair is whole.
             Some(scales) if self.vocab_size < scales.paired => self.vocab_size.next_multiple_of(2),

@@ -51,8 +51,8 @@ macro_rules! dense {
         [
             concat!($stem, ".weight"),
             concat!($stem, ".bias"),
-            concat!($stem, ".lora_A.weight"),
-            concat!($stem, ".lora_B.weight"),
+            if cfg!(feature = "adapters") { concat!($stem, ".lora_A.weight") } else { "" },
+            if cfg!(feature = "adapters") { concat!($stem, ".lora_B.weight") } else { "" },
         ]
     };
 }
