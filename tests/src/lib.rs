@@ -8,6 +8,7 @@ pub mod faults;
 pub mod gguf;
 pub mod model;
 pub mod oracle;
+pub mod page;
 pub mod profile;
 pub mod runs;
 pub mod safetensors;

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use capful_tests::binary::{TINY, command, directory, host};
+use capful_tests::page::{all, number};
 use capful_tests::runs;
 use serde_json::Value;
 
@@ -123,19 +124,6 @@ impl Iterator for Events {
             }
         }
     }
-}
-
-/// Every value of an attribute behind the text `before`.
-fn all<'a>(html: &'a str, before: &str) -> Vec<&'a str> {
-    html.split(before).skip(1).filter_map(|rest| rest.split('"').next()).collect()
-}
-
-/// The number of a key, which stands once.
-#[track_caller]
-fn number(html: &str, key: &str) -> f64 {
-    let found = all(html, &format!("data-key=\"{key}\" data-value=\""));
-    assert_eq!(found.len(), 1, "{key}: {found:?}");
-    found[0].parse().unwrap()
 }
 
 /// Asserts that the figures of a page are those of the first `logged` steps of a run's metrics, or of all of them.

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use capful_tests::binary::{TINY, directory, host, host_with};
+use capful_tests::page::{all, number};
 use serde_json::Value;
 
 /// A run of each family that takes a moment.
@@ -15,19 +16,6 @@ fn families() -> [(&'static str, String); 3] {
         ("yxanul", format!("--preset yxanul-tiny --set rank=8 --set kv_heads=1 {TINY} --optimizer muon --ema 0.9")),
         ("neurogen", NEUROGEN.to_owned()),
     ]
-}
-
-/// Every value of an attribute behind the text `before`.
-fn all<'a>(html: &'a str, before: &str) -> Vec<&'a str> {
-    html.split(before).skip(1).filter_map(|rest| rest.split('"').next()).collect()
-}
-
-/// The number of a key, which stands once.
-#[track_caller]
-fn number(html: &str, key: &str) -> f64 {
-    let found = all(html, &format!("data-key=\"{key}\" data-value=\""));
-    assert_eq!(found.len(), 1, "{key}: {found:?}");
-    found[0].parse().unwrap_or_else(|_| panic!("{key} is {}", found[0]))
 }
 
 /// Asserts that every element that was begun ends.

@@ -71,21 +71,12 @@ pub struct Adapter {
 /// Projections that may have adapters in this build.
 pub const ADAPTED: usize = if cfg!(feature = "adapters") { Projection::ALL.len() } else { 0 };
 
-/// What a product with adapters needs beside its operands, one slot for all of them.
+/// What a product with adapters needs beside its operands, or the gradients of that: one slot each for all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct AdapterRoom {
     /// [batch · seq_len, parts · r]: x · Aᵀ.
     low: Region,
     /// [out, parts · r]: the Bs as blocks, times α / r.
-    spread: Region,
-}
-
-/// What its gradients need besides.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct AdapterGrads {
-    /// [batch · seq_len, parts · r]: of x · Aᵀ.
-    low: Region,
-    /// [out, parts · r]: of the Bs as blocks.
     spread: Region,
 }
 
@@ -118,7 +109,7 @@ impl Adapting {
 #[derive(Clone, Copy)]
 pub(super) struct AdaptingGrad {
     of: Adapting,
-    grads: AdapterGrads,
+    grads: AdapterRoom,
     a_grad: Region,
     b_grad: Region,
     accumulate: bool,
@@ -278,10 +269,7 @@ impl Transformer {
         profile: &dyn Profile,
         ledger: &mut dyn Ledger,
     ) -> Option<AdapterRoom> {
-        let rows = self.most_adapter_rows()?;
-        let mut lay = |name, role, shape| ledger.region(Slot::new(name, Role::Work, profile.dtype(role), shape)).first;
-        let low = lay("adapter.low", Role::Work, [1, 1, tokens, rows]);
-        Some(AdapterRoom { low, spread: lay("adapter.spread", Role::Weight, self.largest_spread()) })
+        self.lay_room(["adapter.low", "adapter.spread"], Role::Weight, tokens, profile, ledger)
     }
 
     /// Lays what their gradients need besides.
@@ -290,11 +278,23 @@ impl Transformer {
         tokens: u32,
         profile: &dyn Profile,
         ledger: &mut dyn Ledger,
-    ) -> Option<AdapterGrads> {
+    ) -> Option<AdapterRoom> {
+        self.lay_room(["grad.adapter.low", "grad.adapter.spread"], Role::Gradient, tokens, profile, ledger)
+    }
+
+    /// Lays two slots of these names for `tokens`, the second of the type of `role`.
+    fn lay_room(
+        &self,
+        [low, spread]: [&'static str; 2],
+        role: Role,
+        tokens: u32,
+        profile: &dyn Profile,
+        ledger: &mut dyn Ledger,
+    ) -> Option<AdapterRoom> {
         let rows = self.most_adapter_rows()?;
         let mut lay = |name, role, shape| ledger.region(Slot::new(name, Role::Work, profile.dtype(role), shape)).first;
-        let low = lay("grad.adapter.low", Role::Work, [1, 1, tokens, rows]);
-        Some(AdapterGrads { low, spread: lay("grad.adapter.spread", Role::Gradient, self.largest_spread()) })
+        let low = lay(low, Role::Work, [1, 1, tokens, rows]);
+        Some(AdapterRoom { low, spread: lay(spread, role, self.largest_spread()) })
     }
 
     /// The gradients of `of`, the adapters of projection `p` of layer `l`, whose own are `grads`.
@@ -307,7 +307,7 @@ impl Transformer {
     ) -> Option<AdaptingGrad> {
         let (of, Adapter { a, b }, room) = (of?, grads?, training.adapters?);
         let low = room.low.reshaped(of.low.shape);
-        let grads = AdapterGrads { low, spread: room.spread.reshaped(of.spread.shape) };
+        let grads = AdapterRoom { low, spread: room.spread.reshaped(of.spread.shape) };
         Some(AdaptingGrad { of, grads, a_grad: a.at(l), b_grad: b.at(l), accumulate })
     }
 }

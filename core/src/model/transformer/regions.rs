@@ -1,7 +1,7 @@
 //! What a transformer keeps in memory besides its weights, and where.
 
 use super::Transformer;
-use super::adapters::{AdapterGrads, AdapterRoom};
+use super::adapters::AdapterRoom;
 use super::copies::Copies;
 use super::integers::{Codes, Integers};
 use super::weights::Weights;
@@ -117,7 +117,7 @@ pub struct Training {
     /// Copies in 8 bits, on a device that multiplies them.
     pub(super) copies: Option<Copies>,
     /// What the gradients of adapters need.
-    pub(super) adapters: Option<AdapterGrads>,
+    pub(super) adapters: Option<AdapterRoom>,
 }
 
 /// What an evaluation needs besides the state.
