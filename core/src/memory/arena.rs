@@ -125,6 +125,11 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Whether it is a view of no region.
+    pub const fn is_none(&self) -> bool {
+        self.region.is_none()
+    }
+
     /// The bytes, whatever they mean.
     pub fn bytes(&self) -> &[u8] {
         match &self.storage {

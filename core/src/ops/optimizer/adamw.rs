@@ -1,10 +1,9 @@
 //! AdamW (Loshchilov and Hutter 2019) over a range of parameters.
 
-use super::moved::{Factors, Moved};
+use super::moved::{ByElement, Factors, Moved};
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
-use crate::remainder;
-use crate::train::{Results, Settings};
+use crate::optimizer::STATES;
 
 /// With g the clipped gradient: `m = β₁ m + (1 − β₁) g`, `v = β₂ v + (1 − β₂) g²`,
 /// `w = w (1 − lr · decay) − lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps)`.
@@ -37,9 +36,18 @@ pub struct AdamWFactors {
     pub keep: f32,
 }
 
-impl AdamW {
-    /// The factors of this update.
-    pub fn factors(&self, of: &Factors) -> AdamWFactors {
+impl ByElement for AdamW {
+    type Factors = AdamWFactors;
+
+    fn moved(&self) -> &Moved {
+        &self.moved
+    }
+
+    fn states(&self) -> [Option<(&'static str, Region)>; STATES] {
+        [Some(("first", self.first)), Some(("second", self.second))]
+    }
+
+    fn factors(&self, of: &Factors) -> AdamWFactors {
         let Factors { gradient, rate, corrections: [correction1, correction2], decay } = *of;
         AdamWFactors {
             gradient,
@@ -49,18 +57,13 @@ impl AdamW {
         }
     }
 
-    /// The update of one element: the new weight, and the new m and v.
     #[inline(always)]
-    pub fn element(&self, f: &AdamWFactors, weight: f32, gradient: f32, [first, second]: [f32; 2]) -> (f32, [f32; 2]) {
+    fn element(&self, f: &AdamWFactors, weight: f32, gradient: f32, [first, second]: [f32; 2]) -> (f32, [f32; 2]) {
         let g = gradient * f.gradient;
         let m = self.beta1 * first + (1.0 - self.beta1) * g;
         let v = self.beta2 * second + (1.0 - self.beta2) * (g * g);
         // The square root is correctly rounded: a call that the compiler knows as an instruction.
         (weight * f.keep - f.step * m / (libm::sqrtf(v) * f.root + self.eps), [m, v])
-    }
-
-    const fn states(&self) -> [(&'static str, Region); 2] {
-        [("first", self.first), ("second", self.second)]
     }
 }
 
@@ -68,11 +71,11 @@ impl Operation for AdamW {
     const NAME: &'static str = "adamw";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        self.moved.operands(&self.states(), visit);
+        self.shown(visit);
     }
 
     fn validate(&self) -> Result<(), OperationError> {
-        self.moved.validate(self, &self.states())
+        self.fits()
     }
 
     fn flops(&self) -> u64 {
@@ -80,33 +83,7 @@ impl Operation for AdamW {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [mut weight, mut remainder, gradient, mut first, mut second, settings, results] = arena.views([
-            Some(self.moved.weight),
-            self.moved.remainder,
-            Some(self.moved.gradient),
-            Some(self.first),
-            Some(self.second),
-            Some(self.moved.settings),
-            Some(self.moved.results),
-        ])?;
-        let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
-        let Some(factors) = self.moved.factors(settings, results) else { return Ok(()) };
-        let factors = self.factors(&factors);
-        let moments = first.f32_mut()?.iter_mut().zip(second.f32_mut()?);
-        let rest = gradient.f32()?.iter().zip(moments);
-        if self.moved.remainder.is_some() {
-            let masters = weight.bf16_mut()?.iter_mut().zip(remainder.remainders_mut()?);
-            for ((w, r), (g, (m, v))) in masters.zip(rest) {
-                let moved;
-                (moved, [*m, *v]) = self.element(&factors, remainder::join(*w, *r), *g, [*m, *v]);
-                (*w, *r) = remainder::split(moved);
-            }
-        } else {
-            for (w, (g, (m, v))) in weight.f32_mut()?.iter_mut().zip(rest) {
-                (*w, [*m, *v]) = self.element(&factors, *w, *g, [*m, *v]);
-            }
-        }
-        Ok(())
+        self.each(arena)
     }
 }
 
@@ -118,6 +95,8 @@ mod tests {
     use crate::model::testing::Half;
     use crate::ops::testing::Bench;
     use crate::optimizer::Group;
+    use crate::remainder;
+    use crate::train::{Results, Settings};
 
     const SETTINGS: Settings = Settings {
         learning_rate: 0.01,

@@ -1,8 +1,10 @@
 //! The average of parameters over steps, and its exchange with them.
 
+use core::mem::replace;
+
+use super::masters::Masters;
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
-use crate::remainder;
 use crate::train::{Results, Settings};
 
 /// `a = a + (w − a) c`, with the c of [`Settings::average`]: of a weight of each step 1/n is the running mean, a constant the
@@ -85,7 +87,7 @@ impl Operation for Average {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [weight, remainder, mut average, settings, results] = arena.views([
+        let [mut weight, mut remainder, mut average, settings, results] = arena.views([
             Some(self.weight),
             self.remainder,
             Some(self.average),
@@ -94,15 +96,9 @@ impl Operation for Average {
         ])?;
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(c) = Self::factor(settings, results) else { return Ok(()) };
-        let average = average.f32_mut()?.iter_mut();
-        if self.remainder.is_some() {
-            let masters = weight.bf16()?.iter().zip(remainder.remainders()?);
-            for (a, (w, r)) in average.zip(masters) {
-                let (w, r) = remainder::split(Self::element(c, remainder::join(*w, *r), *a));
-                *a = remainder::join(w, r);
-            }
-        } else {
-            average.zip(weight.f32()?).for_each(|(a, w)| *a = Self::element(c, *w, *a));
+        let masters = Masters::of(&mut weight, &mut remainder)?;
+        for (i, a) in average.f32_mut()?.iter_mut().enumerate() {
+            *a = masters.kept(Self::element(c, masters.get(i), *a));
         }
         Ok(())
     }
@@ -130,16 +126,7 @@ impl Operation for Exchange {
         let [mut weight, mut remainder, mut average] =
             arena.views([Some(self.weight), self.remainder, Some(self.average)])?;
         let average = average.f32_mut()?;
-        if self.remainder.is_some() {
-            let masters = weight.bf16_mut()?.iter_mut().zip(remainder.remainders_mut()?);
-            for (a, (w, r)) in average.iter_mut().zip(masters) {
-                let master = remainder::join(*w, *r);
-                (*w, *r) = remainder::split(*a);
-                *a = master;
-            }
-        } else {
-            weight.f32_mut()?.swap_with_slice(average);
-        }
+        Masters::of(&mut weight, &mut remainder)?.each(|i, w| average.get_mut(i).map_or(w, |a| replace(a, w)));
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use super::moved::{ByElement, Factors, Moved};
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
+use crate::optimizer::STATES;
 
 /// With g the clipped gradient: `w = w (1 − lr · decay) − lr · sign(β₁ m + (1 − β₁) g)`, `m = β₂ m + (1 − β₂) g`. The sign
 /// of 0 is 0.
@@ -19,21 +20,27 @@ pub struct Lion {
 }
 
 impl ByElement for Lion {
+    type Factors = Factors;
+
     fn moved(&self) -> &Moved {
         &self.moved
     }
 
-    fn state(&self) -> Option<Region> {
-        Some(self.momentum)
+    fn states(&self) -> [Option<(&'static str, Region)>; STATES] {
+        [Some(("momentum", self.momentum)), None]
+    }
+
+    fn factors(&self, of: &Factors) -> Factors {
+        *of
     }
 
     #[inline(always)]
-    fn element(&self, f: &Factors, weight: f32, gradient: f32, momentum: f32) -> (f32, f32) {
+    fn element(&self, f: &Factors, weight: f32, gradient: f32, [momentum, _]: [f32; 2]) -> (f32, [f32; 2]) {
         let g = gradient * f.gradient;
         let blend = self.beta1 * momentum + (1.0 - self.beta1) * g;
         let sign = (if blend > 0.0 { 1.0 } else { 0.0 }) - (if blend < 0.0 { 1.0 } else { 0.0 });
         let m = self.beta2 * momentum + (1.0 - self.beta2) * g;
-        (weight * (1.0 - f.rate * (self.moved.decay * f.decay)) - f.rate * sign, m)
+        (weight * (1.0 - f.rate * (self.moved.decay * f.decay)) - f.rate * sign, [m, 0.0])
     }
 }
 
@@ -41,11 +48,11 @@ impl Operation for Lion {
     const NAME: &'static str = "lion";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        self.moved.operands(&[("momentum", self.momentum)], visit);
+        self.shown(visit);
     }
 
     fn validate(&self) -> Result<(), OperationError> {
-        self.moved.validate(self, &[("momentum", self.momentum)])
+        self.fits()
     }
 
     fn flops(&self) -> u64 {

@@ -1,11 +1,11 @@
 //! Moves the matrices of a parameter by what was made of their momentum.
 
 use super::cut::Cut;
+use super::masters::Masters;
 use super::moved::Factors;
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
 use crate::optimizer::Group;
-use crate::remainder;
 use crate::train::{Results, Settings};
 
 /// `w = w (1 − lr · decay) − lr · √max(1, rows / columns) · f · x`, the scale of Jordan et al. 2024; f is the row's factor where there
@@ -110,21 +110,14 @@ impl Operation for MatrixMove {
         // Of rows without factors there are none.
         let (cut, x, row_factors) = (&self.cut, x.f32()?, row_factors.f32()?);
         let ([m, n], columns) = (cut.wide().map(|side| side as usize), cut.columns as usize);
+        let mut masters = Masters::of(&mut weight, &mut remainder)?;
         for (number, x) in (0..cut.count()).zip(x.chunks_exact(m * n)) {
             for r in 0..cut.rows {
                 let at = cut.row(number, r) as usize..cut.row(number, r) as usize + columns;
                 let factor = row_factors.get((number * cut.rows + r) as usize).copied().unwrap_or(1.0);
                 let x = |c: usize| factor * x[if cut.is_tall() { c * n + r as usize } else { r as usize * n + c }];
-                if self.remainder.is_some() {
-                    let weights = weight.bf16_mut()?.get_mut(at.clone()).ok_or(self.misfit("weight"))?;
-                    let lacks = remainder.remainders_mut()?.get_mut(at).ok_or(self.misfit("remainder"))?;
-                    for (c, (w, lack)) in weights.iter_mut().zip(lacks).enumerate() {
-                        (*w, *lack) = remainder::split(self.element(&factors, remainder::join(*w, *lack), x(c)));
-                    }
-                } else {
-                    let weights = weight.f32_mut()?.get_mut(at).ok_or(self.misfit("weight"))?;
-                    weights.iter_mut().enumerate().for_each(|(c, w)| *w = self.element(&factors, *w, x(c)));
-                }
+                let mut row = masters.part(at).ok_or(self.misfit("weight"))?;
+                row.each(|c, w| self.element(&factors, w, x(c)));
             }
         }
         Ok(())

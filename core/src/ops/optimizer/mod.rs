@@ -5,6 +5,7 @@ mod average;
 mod cut;
 mod factored;
 mod lion;
+mod masters;
 mod matrix_momentum;
 mod matrix_move;
 mod moved;

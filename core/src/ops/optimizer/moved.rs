@@ -1,9 +1,9 @@
 //! What every rule of update reads and writes besides its own state, with the global clip and the masters of bf16.
 
+use super::masters::Masters;
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
-use crate::optimizer::Group;
-use crate::remainder;
+use crate::optimizer::{Group, STATES};
 use crate::train::{Results, Settings};
 
 /// The parameters that an update moves, and what it moves them by. A gradient norm or a loss that is not finite changes
@@ -41,51 +41,80 @@ pub struct Factors {
     pub decay: f32,
 }
 
-/// An update of which each element is one of a parameter, its gradient and one number of state at the most.
+/// An update of which each element is one of a parameter, its gradient and its numbers of state.
 pub trait ByElement: Operation {
+    /// What it multiplies by, worked out once for all elements.
+    type Factors;
+
     /// The parameters.
     fn moved(&self) -> &Moved;
 
-    /// `[n]`: its state, if it keeps any.
-    fn state(&self) -> Option<Region>;
+    /// `[n]` each: its state, with its operands' names; nothing where it keeps less.
+    fn states(&self) -> [Option<(&'static str, Region)>; STATES];
+
+    /// The factors of this update.
+    fn factors(&self, of: &Factors) -> Self::Factors;
 
     /// The new parameter and the new state of one element.
-    fn element(&self, factors: &Factors, weight: f32, gradient: f32, state: f32) -> (f32, f32);
+    fn element(&self, f: &Self::Factors, weight: f32, gradient: f32, state: [f32; STATES]) -> (f32, [f32; STATES]);
+
+    /// Shows the operands.
+    fn shown(&self, visit: &mut dyn FnMut(Operand)) {
+        let moved = self.moved();
+        visit(Operand::update("weight", moved.weight));
+        moved.remainder.into_iter().for_each(|r| visit(Operand::update("remainder", r).remainders()));
+        visit(Operand::read("gradient", moved.gradient));
+        self.states().into_iter().flatten().for_each(|(name, state)| visit(Operand::update(name, state).exact()));
+        visit(Operand::read("settings", moved.settings).exact());
+        visit(Operand::read("results", moved.results).exact());
+    }
+
+    /// Whether the shapes of its operands belong together.
+    ///
+    /// # Errors
+    /// [`OperationError::Shape`].
+    fn fits(&self) -> Result<(), OperationError> {
+        let moved = self.moved();
+        let n = moved.weight.elements();
+        let bf16 = moved.weight.dtype == Dtype::Bf16;
+        self.expect(moved.remainder.is_none_or(|r| r.elements() == n && bf16), "remainder")?;
+        self.expect(moved.gradient.elements() == n, "gradient")?;
+        let mut states = self.states().into_iter().flatten();
+        states.try_for_each(|(name, state)| self.expect(state.elements() == n, name))?;
+        self.expect(moved.settings.elements() == Settings::LEN, "settings")?;
+        self.expect(moved.results.elements() == Results::LEN, "results")
+    }
 
     /// Moves every element, as [`Operation::reference`] does.
     ///
     /// # Errors
     /// An operand that cannot be carved.
     fn each(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let moved = self.moved();
-        let [mut weight, mut remainder, gradient, mut state, settings, results] = arena.views([
+        let (moved, [first, second]) = (self.moved(), self.states());
+        let [mut weight, mut remainder, gradient, mut first, mut second, settings, results] = arena.views([
             Some(moved.weight),
             moved.remainder,
             Some(moved.gradient),
-            self.state(),
+            first.map(|(_, region)| region),
+            second.map(|(_, region)| region),
             Some(moved.settings),
             Some(moved.results),
         ])?;
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
-        let state = state.f32_mut()?;
-        let mut element = |i: usize, w: f32, g: f32| {
-            // Empty where nothing is kept.
-            let mut nothing = 0.0;
-            let state = state.get_mut(i).unwrap_or(&mut nothing);
-            let moved;
-            (moved, *state) = self.element(&factors, w, g, *state);
-            moved
-        };
-        let gradient = gradient.f32()?.iter().enumerate();
-        if moved.remainder.is_some() {
-            let masters = weight.bf16_mut()?.iter_mut().zip(remainder.remainders_mut()?);
-            for ((w, r), (i, g)) in masters.zip(gradient) {
-                (*w, *r) = remainder::split(element(i, remainder::join(*w, *r), *g));
+        let (factors, gradient) = (self.factors(&factors), gradient.f32()?);
+        let (first, second) = (first.f32_mut()?, second.f32_mut()?);
+        Masters::of(&mut weight, &mut remainder)?.each(|i, w| {
+            // Empty where nothing is kept, and a gradient is as long as its weights.
+            let state = [&*first, &*second].map(|state| state.get(i).copied().unwrap_or(0.0));
+            let (new, state) = self.element(&factors, w, gradient.get(i).copied().unwrap_or(0.0), state);
+            for (kept, new) in [&mut *first, &mut *second].into_iter().zip(state) {
+                if let Some(kept) = kept.get_mut(i) {
+                    *kept = new;
+                }
             }
-        } else {
-            weight.f32_mut()?.iter_mut().zip(gradient).for_each(|(w, (i, g))| *w = element(i, *w, *g));
-        }
+            new
+        });
         Ok(())
     }
 }
@@ -111,29 +140,5 @@ impl Moved {
     /// The factors of this update, or `None` where the norm or the loss is not finite and the update is skipped.
     pub fn factors(&self, settings: &Settings, results: &Results) -> Option<Factors> {
         Factors::of(settings, results, self.group, self.rate)
-    }
-
-    /// Shows the operands of an update, which keeps `states`.
-    pub fn operands(&self, states: &[(&'static str, Region)], visit: &mut dyn FnMut(Operand)) {
-        visit(Operand::update("weight", self.weight));
-        self.remainder.into_iter().for_each(|r| visit(Operand::update("remainder", r).remainders()));
-        visit(Operand::read("gradient", self.gradient));
-        states.iter().for_each(|(name, state)| visit(Operand::update(name, *state).exact()));
-        visit(Operand::read("settings", self.settings).exact());
-        visit(Operand::read("results", self.results).exact());
-    }
-
-    /// Whether the shapes of `op`, which moves this and keeps `states`, belong together.
-    ///
-    /// # Errors
-    /// [`OperationError::Shape`].
-    pub fn validate(&self, op: &impl Operation, states: &[(&'static str, Region)]) -> Result<(), OperationError> {
-        let n = self.weight.elements();
-        let bf16 = self.weight.dtype == Dtype::Bf16;
-        op.expect(self.remainder.is_none_or(|r| r.elements() == n && bf16), "remainder")?;
-        op.expect(self.gradient.elements() == n, "gradient")?;
-        states.iter().try_for_each(|(name, state)| op.expect(state.elements() == n, name))?;
-        op.expect(self.settings.elements() == Settings::LEN, "settings")?;
-        op.expect(self.results.elements() == Results::LEN, "results")
     }
 }

@@ -3,6 +3,7 @@
 use super::moved::{ByElement, Factors, Moved};
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
+use crate::optimizer::STATES;
 
 /// With g the clipped gradient plus `decay · w`: `b = μ b + g`, `w = w − lr · b`; without a buffer `w = w − lr · g`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -15,26 +16,26 @@ pub struct Sgd {
     pub momentum: f32,
 }
 
-impl Sgd {
-    fn states(&self) -> heapless::Vec<(&'static str, Region), 1> {
-        self.buffer.into_iter().map(|buffer| ("buffer", buffer)).collect()
-    }
-}
-
 impl ByElement for Sgd {
+    type Factors = Factors;
+
     fn moved(&self) -> &Moved {
         &self.moved
     }
 
-    fn state(&self) -> Option<Region> {
-        self.buffer
+    fn states(&self) -> [Option<(&'static str, Region)>; STATES] {
+        [self.buffer.map(|buffer| ("buffer", buffer)), None]
+    }
+
+    fn factors(&self, of: &Factors) -> Factors {
+        *of
     }
 
     #[inline(always)]
-    fn element(&self, f: &Factors, weight: f32, gradient: f32, buffer: f32) -> (f32, f32) {
+    fn element(&self, f: &Factors, weight: f32, gradient: f32, [buffer, _]: [f32; 2]) -> (f32, [f32; 2]) {
         let g = gradient * f.gradient + self.moved.decay * f.decay * weight;
         let b = self.momentum * buffer + g;
-        (weight - f.rate * b, b)
+        (weight - f.rate * b, [b, 0.0])
     }
 }
 
@@ -42,12 +43,12 @@ impl Operation for Sgd {
     const NAME: &'static str = "sgd";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        self.moved.operands(&self.states(), visit);
+        self.shown(visit);
     }
 
     fn validate(&self) -> Result<(), OperationError> {
         self.expect(self.buffer.is_some() || self.momentum == 0.0, "buffer")?;
-        self.moved.validate(self, &self.states())
+        self.fits()
     }
 
     fn flops(&self) -> u64 {

@@ -9,9 +9,8 @@ use crate::device::cpu::{Cpu, OnCpu};
 impl OnCpu for AdamW {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
-        let states = [Some(self.first), Some(self.second)];
-        cpu.move_pieces(&self, &self.moved, states, |factors, weight, gradient, [first, second]| {
-            let (f, n) = (self.factors(factors), weight.len());
+        cpu.move_pieces(&self, |f, weight, gradient, [first, second]| {
+            let n = weight.len();
             let (gradient, first, second) = (&gradient[..n], &mut first[..n], &mut second[..n]);
             vectorise!({
                 for i in 0..n {
