@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod compressed;
 pub mod data;
 pub mod device;
 pub mod float16;

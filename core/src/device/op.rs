@@ -38,6 +38,7 @@ macro_rules! for_each_operation {
             Linear,
             LinearGrad,
             Lion,
+            BlendMomentum,
             MatrixMomentum,
             MatrixMove,
             MaxParts,

@@ -21,8 +21,10 @@ pub enum Element {
     Float,
     /// f32 on every device.
     Exact,
-    /// What bf16 lack of f32.
+    /// What bf16 lack of f32, or the upper half of it.
     Remainders,
+    /// An optimizer's state: f32, or blocks of 8 bits.
+    State,
     /// u32: ids, offsets, a wiring.
     Ids,
     /// Floats of 8 bits.
@@ -43,7 +45,10 @@ impl Element {
         match self {
             Element::Float => profile.computes(dtype),
             Element::Exact => dtype == Dtype::F32,
-            Element::Remainders => dtype == Dtype::Remainder,
+            Element::Remainders => {
+                dtype == Dtype::Remainder || cfg!(feature = "compressed") && dtype == Dtype::Remainder8
+            }
+            Element::State => dtype == Dtype::F32 || cfg!(feature = "compressed") && matches!(dtype, Dtype::Coded(_)),
             Element::Ids => dtype == Dtype::U32,
             Element::Codes => matches!(dtype, Dtype::E4m3 | Dtype::E5m2),
             Element::Integers => matches!(dtype, Dtype::I8 | Dtype::I4) && profile.multiplies_integers(),
@@ -98,6 +103,11 @@ impl Operand {
     /// The same of what bf16 lack.
     pub const fn remainders(self) -> Operand {
         Operand { element: Element::Remainders, ..self }
+    }
+
+    /// The same of an optimizer's state.
+    pub const fn state(self) -> Operand {
+        Operand { element: Element::State, ..self }
     }
 
     /// The same of u32.

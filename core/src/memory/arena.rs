@@ -3,6 +3,7 @@
 use bytemuck::{AnyBitPattern, Pod};
 
 use super::region::{Dtype, Region, Space};
+use crate::compressed::{Block, Code};
 
 /// Storage for the regions of a plan: words to read and write, and a read-only image beside them.
 #[derive(Debug)]
@@ -130,6 +131,11 @@ impl<'a> View<'a> {
         self.region.is_none()
     }
 
+    /// Whether its elements are of this type.
+    pub fn is_of(&self, dtype: Dtype) -> bool {
+        self.region.is_some_and(|region| region.dtype == dtype)
+    }
+
     /// The bytes, whatever they mean.
     pub fn bytes(&self) -> &[u8] {
         match &self.storage {
@@ -210,6 +216,24 @@ impl<'a> View<'a> {
     pub fn remainders_mut(&mut self) -> Result<&mut [i16], ArenaError> {
         self.expect(|dtype| dtype == Dtype::Remainder, "remainder")?;
         cast_mut(self.region, self.bytes_mut()?)
+    }
+
+    /// The elements as the upper halves of what bf16 lack, to write.
+    ///
+    /// # Errors
+    /// As [`View::f32_mut`].
+    pub fn remainders8_mut(&mut self) -> Result<&mut [i8], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::Remainder8, "remainder8")?;
+        cast_mut(self.region, self.bytes_mut()?)
+    }
+
+    /// What its blocks of codes mean, and the blocks, to write; nothing where the elements are f32.
+    ///
+    /// # Errors
+    /// As [`View::f32_mut`].
+    pub fn coded_mut(&mut self) -> Result<Option<(Code, &mut [Block])>, ArenaError> {
+        let Some(Region { dtype: Dtype::Coded(code), .. }) = self.region else { return Ok(None) };
+        Ok(Some((code, cast_mut(self.region, self.bytes_mut()?)?)))
     }
 
     /// The elements as u32.

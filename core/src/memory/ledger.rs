@@ -151,6 +151,9 @@ impl Slot {
     /// Bytes of those.
     const fn bytes(&self) -> u64 {
         let ([a, b, c, columns], [p, q, r]) = (self.shape, self.parts);
+        if let Dtype::Coded(_) = self.dtype {
+            return Region { space: Space::Arena, dtype: self.dtype, offset: 0, shape: self.shape }.bytes();
+        }
         match (p as u64 + q as u64 + r as u64, self.is_vector()) {
             (0, _) => a as u64 * b as u64 * c as u64 * self.dtype.row_bytes(columns),
             (parts, true) => parts * self.dtype.size(),
@@ -212,10 +215,14 @@ impl Entry {
 
     /// Every tensor that the entry is in files, with its place.
     pub fn tensors(&self) -> impl Iterator<Item = (TensorName, Region)> + use<> {
-        let Entry { slot, place, .. } = *self;
+        let Entry { mut slot, place, .. } = *self;
+        // Blocks are no elements: where a tensor ends, one may go on.
+        if let Dtype::Coded(_) = slot.dtype {
+            slot.parts = [0; 3];
+        }
         let part = move |layer: u32, part: usize| {
             let region = match slot.parts[part] {
-                0 => place.at(layer),
+                0 => place.at(layer).stored(),
                 count => {
                     let (whole, first) = (place.at(layer), slot.parts[..part].iter().sum());
                     if slot.is_vector() { whole.slice_columns(first, count) } else { whole.slice_rows(first, count) }
@@ -357,10 +364,11 @@ impl<'v> Layout<'v> {
             // No optimizer moves them, so bytes are all that is padded.
             Dtype::I4 => u64::from(rows).checked_mul(slot.dtype.row_bytes(columns)),
             _ => (u64::from(rows) * u64::from(columns))
-                .checked_next_multiple_of(Self::GRAIN)
-                .and_then(|elements| elements.checked_mul(slot.dtype.size())),
+                .div_ceil(Self::GRAIN)
+                .checked_mul(slot.dtype.row_bytes(Self::GRAIN as u32)),
         };
-        let padded = padded.and_then(|bytes| bytes.checked_next_multiple_of(Self::ALIGNMENT));
+        let aligned = |bytes: u64| bytes.checked_next_multiple_of(Self::ALIGNMENT);
+        let padded = if slot.dtype.packs() { padded } else { padded.and_then(aligned) };
         let end = padded.and_then(|bytes| bytes.checked_mul(slot.layers.into()));
         let end = end.and_then(|bytes| bytes.checked_add(start)).filter(|end| *end <= Self::LIMIT);
         padded.zip(end).ok_or(LayoutError::Bytes(slot.name))
@@ -376,7 +384,8 @@ impl<'v> Layout<'v> {
 impl Layout<'_> {
     /// Gives `slot` its place in `space`.
     fn lay(&mut self, slot: Slot, space: Space, window: Option<Window>) -> Stacked {
-        let offset = self.next(space);
+        let behind = self.next(space);
+        let offset = if slot.dtype.packs() { behind } else { behind.next_multiple_of(Self::ALIGNMENT) };
         let (padded, end) = match Self::place(&slot, offset) {
             Ok(place) => place,
             Err(error) => return Stacked::new(self.refuse(error, slot.dtype), 0),
@@ -386,7 +395,9 @@ impl Layout<'_> {
         self.advance(space, end);
         let place = Stacked::new(first, if layers > 1 { padded } else { 0 });
         let bytes = slot.bytes() * layers;
-        (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes, window, overlay: false });
+        // With what is left of the line on which packed regions ended.
+        let padding = padded * layers - bytes + (offset - behind);
+        (self.visit)(&Entry { slot, place, bytes, padding, window, overlay: false });
         place
     }
 
@@ -402,7 +413,7 @@ impl Layout<'_> {
     /// What comes next in `space` lies at `end`.
     fn advance(&mut self, space: Space, end: u64) {
         match space {
-            Space::Arena => (self.offset, self.high) = (end, self.high.max(end)),
+            Space::Arena => (self.offset, self.high) = (end, self.high.max(end.next_multiple_of(Self::ALIGNMENT))),
             Space::Image => self.image = Some(end),
             Space::Shared => self.shared = end,
         }
@@ -416,7 +427,7 @@ impl Ledger for Layout<'_> {
     }
 
     fn table(&mut self, name: &'static str, space: Space, bytes: u64) -> u64 {
-        let start = self.next(space);
+        let start = self.next(space).next_multiple_of(Self::ALIGNMENT);
         match start.checked_add(bytes).filter(|end| *end <= Self::LIMIT) {
             Some(end) => self.advance(space, end),
             None => drop(self.refused.get_or_insert(LayoutError::Bytes(name))),
@@ -451,7 +462,7 @@ impl Ledger for Layout<'_> {
     }
 
     fn range(&mut self, name: &'static str, dtype: Dtype, start: u64, end: u64) -> Region {
-        match u32::try_from(end.saturating_sub(start) / dtype.size() / Self::GRAIN) {
+        match u32::try_from(end.saturating_sub(start) / dtype.row_bytes(Self::GRAIN as u32)) {
             Ok(rows) => Region { space: Space::Arena, dtype, offset: start, shape: [1, 1, rows, Self::GRAIN as u32] },
             Err(_) => self.refuse(LayoutError::Rows(name), dtype),
         }

@@ -1,5 +1,7 @@
 //! A region: a typed, shaped piece of the one arena, known by its offset.
 
+use crate::compressed::{self, Code};
+
 /// The element type of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dtype {
@@ -9,6 +11,10 @@ pub enum Dtype {
     Bf16,
     /// What a bf16 lacks of an f32, 2 bytes: see [`crate::remainder`].
     Remainder,
+    /// The upper half of [`Dtype::Remainder`], 1 byte.
+    Remainder8,
+    /// A number of an optimizer's state in 8 bits, in blocks with a scale: see [`crate::compressed`].
+    Coded(Code),
     /// Unsigned 32-bit integer, 4 bytes: token ids and counters.
     U32,
     /// An 8-bit float of 4 exponent and 3 mantissa bits, without infinities: see [`crate::fp8`].
@@ -25,21 +31,36 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes an element; of [`Dtype::I4`], two of which share one, the byte that they share.
+    /// Bytes an element; of [`Dtype::I4`], two of which share one, the byte that they share; of [`Dtype::Coded`] its code.
     pub const fn size(self) -> u64 {
         match self {
             Dtype::F32 | Dtype::U32 => 4,
             Dtype::Bf16 | Dtype::Remainder | Dtype::F16 => 2,
-            Dtype::E4m3 | Dtype::E5m2 | Dtype::I8 | Dtype::I4 => 1,
+            Dtype::E4m3 | Dtype::E5m2 | Dtype::I8 | Dtype::I4 | Dtype::Remainder8 | Dtype::Coded(_) => 1,
         }
     }
 
-    /// Bytes of a row of `columns` elements.
+    /// Bytes of a row of `columns` elements; of [`Dtype::Coded`], whose blocks go on from row to row, of one by itself.
     pub const fn row_bytes(self, columns: u32) -> u64 {
         match self {
             Dtype::I4 => (columns as u64).div_ceil(2),
+            Dtype::Coded(_) => self.blocks(columns as u64),
             _ => columns as u64 * self.size(),
         }
+    }
+
+    /// Bytes of so many elements of [`Dtype::Coded`].
+    const fn blocks(self, elements: u64) -> u64 {
+        elements.div_ceil(compressed::BLOCK as u64).saturating_mul(compressed::BYTES as u64)
+    }
+
+    /// Whether regions that are laid one after the other leave no gap: rows of [`Layout::GRAIN`] elements are no whole lines of
+    /// [`Layout::ALIGNMENT`] bytes, and neighbours are moved together.
+    ///
+    /// [`Layout::GRAIN`]: crate::memory::Layout::GRAIN
+    /// [`Layout::ALIGNMENT`]: crate::memory::Layout::ALIGNMENT
+    pub const fn packs(self) -> bool {
+        matches!(self, Dtype::Remainder8 | Dtype::Coded(_))
     }
 
     /// The name used in ledgers and files.
@@ -48,6 +69,9 @@ impl Dtype {
             Dtype::F32 => "f32",
             Dtype::Bf16 => "bf16",
             Dtype::Remainder => "remainder",
+            Dtype::Remainder8 => "remainder8",
+            Dtype::Coded(Code::Moment) => "moment8",
+            Dtype::Coded(Code::Square) => "square8",
             Dtype::U32 => "u32",
             Dtype::E4m3 => "e4m3",
             Dtype::E5m2 => "e5m2",
@@ -99,6 +123,9 @@ impl Region {
     pub const fn bytes(&self) -> u64 {
         let [a, b, c, columns] = self.shape;
         let row = self.dtype.row_bytes(columns);
+        if let Dtype::Coded(_) = self.dtype {
+            return self.dtype.blocks(self.elements());
+        }
         // Products of 32 bits, which a small core has instructions for, where there are no more rows and bytes of a row.
         if let Some(rows) = a.checked_mul(b)
             && let Some(rows) = rows.checked_mul(c)
@@ -136,6 +163,18 @@ impl Region {
     /// `count` elements of a region of one row, from element `first` on.
     pub const fn slice_columns(&self, first: u32, count: u32) -> Region {
         Region { offset: self.offset + first as u64 * self.dtype.size(), shape: [1, 1, 1, count], ..*self }
+    }
+
+    /// The region as files have it: of [`Dtype::Coded`] a row of bytes a block.
+    pub const fn stored(&self) -> Region {
+        match self.dtype {
+            Dtype::Coded(_) => {
+                let blocks = self.bytes() / compressed::BYTES as u64;
+                let blocks = if blocks > u32::MAX as u64 { u32::MAX } else { blocks as u32 };
+                Region { dtype: Dtype::I8, shape: [1, 1, blocks, compressed::BYTES as u32], ..*self }
+            }
+            _ => *self,
+        }
     }
 
     /// The first elements of the region seen in another shape: scratch that serves two purposes in turn.

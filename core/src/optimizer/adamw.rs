@@ -27,7 +27,7 @@ impl Update for AdamW {
     }
 
     fn states(&self) -> &'static [State] {
-        &[State::Elements("first_moment."), State::Elements("second_moment.")]
+        &[State::Moments("first_moment."), State::Squares("second_moment.")]
     }
 
     fn corrections(&self, step: u64) -> [f32; 2] {

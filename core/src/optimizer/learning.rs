@@ -125,8 +125,8 @@ impl Updater {
     /// What the device could not do.
     pub fn exchange(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         match &self.kept {
-            Kept::Whole(whole) => whole.exchange(device),
-            Kept::Shared(shared) => shared.exchange_averages(device),
+            Kept::Whole(whole) => whole.exchange(device, &self.optimizer),
+            Kept::Shared(shared) => shared.exchange_averages(device, &self.optimizer),
         }
     }
 }

@@ -23,7 +23,7 @@ impl Update for Lion {
     }
 
     fn states(&self) -> &'static [State] {
-        &[State::Elements("momentum.")]
+        &[State::Moments("momentum.")]
     }
 
     fn emit(

@@ -8,7 +8,7 @@ use super::{Group, Muon, Optimizer, Rule};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Layout, Ledger, Region, Role, Slot, Space, Stacked};
 use crate::model::{Control, Parameter, Parameters};
-use crate::ops::{Cut, MatrixMomentum, MatrixMove, Orthogonalise, RowFactors};
+use crate::ops::{BlendMomentum, Cut, MatrixMomentum, MatrixMove, Orthogonalise, RowFactors};
 
 /// Elements that all four regions of a room have together at the most, unless a layer's matrices of one parameter need more:
 /// enough matrices to fill a GPU, little beside activations.
@@ -48,11 +48,17 @@ impl Matrices {
         self.layers.get()
     }
 
+    /// A cut of one part that is all of it.
+    fn whole(&self) -> Cut {
+        let [rows, columns] = self.shape;
+        let layer = (u64::from(rows) * u64::from(columns)).next_multiple_of(Layout::GRAIN);
+        let layers = self.layers.get();
+        Cut { layers, layer, parts: 1, rows, columns, first: 0, step: rows, run: rows, period: rows }
+    }
+
     /// The cuts that together are all of it: neighbouring parts of one shape are one.
     fn cuts(&self) -> impl Iterator<Item = Cut> + use<> {
-        let ([rows, columns], parts, turns, layers) = (self.shape, self.parts, self.turns, self.layers.get());
-        let layer = (u64::from(rows) * u64::from(columns)).next_multiple_of(Layout::GRAIN);
-        let whole = Cut { layers, layer, parts: 1, rows, columns, first: 0, step: rows, run: rows, period: rows };
+        let ([rows, _], parts, turns, whole) = (self.shape, self.parts, self.turns, self.whole());
         let one = match (turns, parts) {
             (0, [0, 0]) => Some(whole),
             (0, _) => None,
@@ -215,6 +221,7 @@ pub(super) fn update(
         return Ok(());
     }
     let mover = Mover { control, optimizer, places, room: room.ok_or(NO_ROOM)? };
+    mover.blend_coded(device)?;
     let shapes = || mover.cuts().map(|(_, cut)| cut.wide());
     let mut all = shapes().enumerate();
     all.try_for_each(|(i, shape)| match shapes().take(i).any(|before| before == shape) {
@@ -226,6 +233,21 @@ pub(super) fn update(
 impl Mover<'_> {
     fn cuts(&self) -> impl Iterator<Item = (usize, Cut)> {
         self.places.iter().enumerate().flat_map(|(i, place)| place.matrices.cuts().map(move |cut| (i, cut)))
+    }
+
+    /// Moves all momentum in 8 bits, whose blocks go across the rows of a cut, as it lies, and makes each gradient the blend.
+    fn blend_coded(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        let Control { settings, results, .. } = *self.control;
+        for (number, place) in self.places.iter().enumerate().filter(|(_, place)| place.momentum.dtype != Dtype::F32) {
+            let (all, most) = (place.matrices.layers(), place.together());
+            for layer in (0..all).step_by(most.min(all) as usize) {
+                let cut = Cut { layers: most.min(all), ..place.matrices.whole() };
+                let piece = Piece { place: number, cut, layer, before: 0 };
+                let [gradient, momentum] = [place.gradient, place.momentum].map(|stack| Self::rows(&piece, stack));
+                device.emit(BlendMomentum { gradient, momentum, settings, results, group: place.group })?;
+            }
+        }
+        Ok(())
     }
 
     /// Moves all matrices of one shape, as many at a time as there is room for.
@@ -258,7 +280,7 @@ impl Mover<'_> {
     const fn rows(piece: &Piece, Stack { dtype, first, stride }: Stack) -> Region {
         let stride = match stride {
             Some(stride) => stride,
-            None => piece.cut.layer * dtype.size(),
+            None => piece.cut.layer / Layout::GRAIN * dtype.row_bytes(Layout::GRAIN as u32),
         };
         let offset = first + piece.layer as u64 * stride;
         let rows = (piece.cut.elements() / Layout::GRAIN) as u32;
@@ -272,6 +294,7 @@ impl Mover<'_> {
         let Control { settings, results, .. } = *self.control;
         let out = Room::part(self.room.x, before, [cut.count(), m, n]);
         let [gradient, momentum] = [gradient, momentum].map(|stack| Self::rows(piece, stack));
+        let momentum = Some(momentum).filter(|momentum| momentum.dtype == Dtype::F32);
         device.emit(MatrixMomentum { gradient, momentum, out, settings, results, group, cut })
     }
 

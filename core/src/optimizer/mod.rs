@@ -24,11 +24,11 @@ pub use learning::{Learning, Updater, lay};
 pub use lion::Lion;
 pub use matrices::Room;
 pub use muon::Muon;
-pub use rule::{Constants, STATES, State};
+pub use rule::{Constants, STATES, State, States};
 pub use sgd::Sgd;
 
 use crate::device::{Device, OperationError};
-use crate::memory::Region;
+use crate::memory::{Dtype, Region};
 use crate::model::{Control, Parameter};
 use crate::ops::{Average, Exchange, Moved};
 use rule::{Update, rules};
@@ -150,11 +150,13 @@ impl Averaged {
     }
 }
 
-/// A recipe for every group, and whether the parameters that they move are averaged.
+/// A recipe for every group, how what they keep is stored, and whether the parameters that they move are averaged.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Optimizer {
     recipes: [Recipe; Group::COUNT],
     averages: bool,
+    states: States,
+    remainder: Dtype,
 }
 
 impl Optimizer {
@@ -173,7 +175,7 @@ impl Optimizer {
             }
             i += 1;
         }
-        Optimizer { recipes, averages: false }
+        Optimizer { recipes, averages: false, states: States::F32, remainder: Dtype::Remainder }
     }
 
     /// AdamW for all.
@@ -192,6 +194,23 @@ impl Optimizer {
     #[must_use]
     pub const fn averaging(self, averages: bool) -> Optimizer {
         Optimizer { averages, ..self }
+    }
+
+    /// The same, whose rules keep their states so, and which keeps so much of what weights in bf16 lack of their masters:
+    /// [`Dtype::Remainder`] or [`Dtype::Remainder8`].
+    #[must_use]
+    pub const fn keeping(self, states: States, remainder: Dtype) -> Optimizer {
+        Optimizer { states, remainder, ..self }
+    }
+
+    /// How states are kept.
+    pub const fn states(&self) -> States {
+        self.states
+    }
+
+    /// The type of table `i` of those that the rule of `group` keeps; f32 where it keeps fewer.
+    fn state_dtype(&self, group: Group, i: usize) -> Dtype {
+        self.of(group).rule.states().get(i).map_or(Dtype::F32, |state| state.dtype(self.states))
     }
 
     /// Whether it keeps averages.

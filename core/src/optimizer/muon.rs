@@ -37,8 +37,8 @@ impl Update for Muon {
 
     fn states(&self) -> &'static [State] {
         match self.row_norm {
-            true => &[State::Elements("momentum."), State::Rows("row_square.")],
-            false => &[State::Elements("momentum.")],
+            true => &[State::Moments("momentum."), State::Rows("row_square.")],
+            false => &[State::Moments("momentum.")],
         }
     }
 

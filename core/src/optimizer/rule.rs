@@ -1,5 +1,6 @@
 //! What a rule of update says of itself, and what a list of rules makes.
 
+use crate::compressed::Code;
 use crate::device::{Device, OperationError};
 use crate::memory::{Dtype, Region, Role, Slot};
 use crate::model::Parameter;
@@ -27,22 +28,43 @@ pub struct Constants {
     pub row_norm: bool,
 }
 
-/// A table of f32 that a rule keeps of a parameter, by what its names in files begin with.
+/// A table that a rule keeps of a parameter, by what its names in files begin with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// A number an element.
-    Elements(&'static str),
+    /// A number an element, of either sign.
+    Moments(&'static str),
+    /// A number an element, never negative.
+    Squares(&'static str),
     /// A number a row.
     Rows(&'static str),
 }
 
+/// How tables of a number an element are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum States {
+    /// In f32.
+    #[default]
+    F32,
+    /// In blocks of 8 bits: see [`crate::compressed`].
+    EightBits,
+}
+
 impl State {
+    /// The type of its table.
+    pub(super) const fn dtype(self, states: States) -> Dtype {
+        match (self, states) {
+            (Self::Moments(_), States::EightBits) => Dtype::Coded(Code::Moment),
+            (Self::Squares(_), States::EightBits) => Dtype::Coded(Code::Square),
+            _ => Dtype::F32,
+        }
+    }
+
     /// The table of `p`.
-    pub(super) fn slot(self, p: &Parameter, dtype: Dtype) -> Slot {
-        let (Self::Elements(prefix) | Self::Rows(prefix)) = self;
-        let slot = p.slot(prefix, Role::Moment, dtype);
+    pub(super) fn slot(self, p: &Parameter, states: States) -> Slot {
+        let (Self::Moments(prefix) | Self::Squares(prefix) | Self::Rows(prefix)) = self;
+        let slot = p.slot(prefix, Role::Moment, self.dtype(states));
         match self {
-            Self::Elements(_) => slot,
+            Self::Moments(_) | Self::Squares(_) => slot,
             Self::Rows(_) => Slot { shape: [1, 1, p.shape[0], 1], ..slot },
         }
     }

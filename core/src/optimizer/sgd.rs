@@ -21,7 +21,7 @@ impl Update for Sgd {
     }
 
     fn states(&self) -> &'static [State] {
-        if self.momentum == 0.0 { &[] } else { &[State::Elements("momentum.")] }
+        if self.momentum == 0.0 { &[] } else { &[State::Moments("momentum.")] }
     }
 
     fn emit(&self, device: &mut dyn Device, moved: Moved, [first, _]: [Region; STATES]) -> Result<(), OperationError> {

@@ -283,13 +283,13 @@ pub(super) fn lay<M: Parameters>(
     };
     let masters = (dtype != Dtype::F32).then(|| {
         let names = ["before.share of masters", "layers.share of masters", "behind.share of masters"];
-        let slot = |p: &Parameter| Some(p.slot("master.", Role::Master, Dtype::Remainder));
-        share(&names, (Role::Master, Dtype::Remainder), &slot)
+        let slot = |p: &Parameter| Some(p.slot("master.", Role::Master, optimizer.remainder));
+        share(&names, (Role::Master, optimizer.remainder), &slot)
     });
     let mut states = [gradients; STATES];
     for (i, (state, names)) in states.iter_mut().zip(&STATE_NAMES).take(kept).enumerate() {
-        let slot = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, Dtype::F32));
-        *state = share(names, (Role::Moment, Dtype::F32), &slot);
+        let slot = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, optimizer.states));
+        *state = share(names, (Role::Moment, table_dtype(optimizer, i)), &slot);
     }
     let averages = optimizer.averages().then(|| {
         let names = ["before.share of averages", "layers.share of averages", "behind.share of averages"];
@@ -299,6 +299,12 @@ pub(super) fn lay<M: Parameters>(
     (shared.masters, shared.states, shared.averages) = (masters, states, averages);
     let updater = Updater { optimizer: *optimizer, kept: Kept::Shared(shared) };
     (own, Some(Learning { gradients: formed, updater }))
+}
+
+/// The type of a row of table `i` of states: in 8 bits where some rule has it so. A number a row, in f32, has room there.
+fn table_dtype(optimizer: &Optimizer, i: usize) -> Dtype {
+    let mut dtypes = Group::ALL.into_iter().map(|group| optimizer.state_dtype(group, i));
+    dtypes.find(|dtype| *dtype != Dtype::F32).unwrap_or(Dtype::F32)
 }
 
 /// Takes the next parameter, of `[first, rows]` of `section`, into the last range or a new one. Says whether there was room.
@@ -507,13 +513,16 @@ impl Shared {
             self.reduce(device, control, false)?;
         }
         self.norm(device, control.results)?;
-        self.each(&mut |range, of, _| match range.matrices {
+        self.each(optimizer, &mut |range, of, _| match range.matrices {
             None => optimizer.emit(device, control, range.group, of),
             Some(_) => Ok(()),
         })?;
-        let places: heapless::Vec<Place, RANGES> = self.ranges.iter().flatten().filter_map(|r| self.place(r)).collect();
+        let places: heapless::Vec<Place, RANGES> =
+            self.ranges.iter().flatten().filter_map(|r| self.place(optimizer, r)).collect();
         matrices::update(device, control, optimizer, &places, room)?;
-        self.each(&mut |_, _, averaged| averaged.map_or(Ok(()), |averaged| averaged.average(device, control)))?;
+        self.each(optimizer, &mut |_, _, averaged| {
+            averaged.map_or(Ok(()), |averaged| averaged.average(device, control))
+        })?;
         self.gather(device)
     }
 
@@ -522,13 +531,17 @@ impl Shared {
     /// # Errors
     /// What the device could not do.
     #[inline(never)]
-    pub(super) fn exchange_averages(&self, device: &mut dyn Device) -> Result<(), OperationError> {
-        self.each(&mut |_, _, averaged| averaged.map_or(Ok(()), |averaged| averaged.exchange(device)))?;
+    pub(super) fn exchange_averages(
+        &self,
+        device: &mut dyn Device,
+        optimizer: &Optimizer,
+    ) -> Result<(), OperationError> {
+        self.each(optimizer, &mut |_, _, averaged| averaged.map_or(Ok(()), |averaged| averaged.exchange(device)))?;
         self.gather(device)
     }
 
     /// Shows this rank's part of every range of every section.
-    fn each(&self, visit: Visit<'_>) -> Result<(), OperationError> {
+    fn each(&self, optimizer: &Optimizer, visit: Visit<'_>) -> Result<(), OperationError> {
         for section in self.sections.all() {
             let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
             for range in self.ranges(section) {
@@ -538,11 +551,12 @@ impl Shared {
                     continue;
                 }
                 let here = |table: Table| table.rows(section, first - begins, rows);
+                let state = |i: usize| Region { dtype: optimizer.state_dtype(range.group, i), ..here(self.states[i]) };
                 let of = Rows {
                     weight: self.weights.rows(section, first, rows),
                     remainder: self.masters.map(here),
                     gradient: self.sum(section, first - begins, rows),
-                    states: self.states.map(here),
+                    states: core::array::from_fn(state),
                 };
                 let averages = self.averages.map(here);
                 let Rows { weight, remainder, .. } = of;
@@ -564,7 +578,7 @@ impl Shared {
     }
 
     /// Where the matrices of `range` lie that this rank moves, if it moves any.
-    fn place(&self, range: &Range) -> Option<Place> {
+    fn place(&self, optimizer: &Optimizer, range: &Range) -> Option<Place> {
         let (Range { group, section, first, rows, .. }, matrices) = (*range, range.matrices?);
         let layers = self.layers();
         let (section, every, matrices) = match section {
@@ -579,7 +593,8 @@ impl Shared {
             };
             Stack { dtype: table.dtype, first: table.rows(section, first, rows).offset, stride: Some(stride) }
         };
-        let [momentum, squares] = self.states.map(stack);
+        let [momentum, squares] =
+            core::array::from_fn(|i| Stack { dtype: optimizer.state_dtype(group, i), ..stack(self.states[i]) });
         Some(Place {
             group,
             matrices,

@@ -1,6 +1,8 @@
 //! The weights of a model, and what one process keeps of them to learn: masters, gradients, the rules' state and averages, a
 //! table each, in which neighbours that are moved alike lie behind each other.
 
+use core::array::from_fn;
+
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::matrices::{self, Matrices, Place, Stack};
 use super::rule::STATES;
@@ -131,18 +133,17 @@ pub(super) fn lay<M: Parameters>(
         table(model, optimizer, weight, &mut |p, range| range.and_then(|_| slot(p)), ledger)
     };
     let reduced = groups.iter().any(|(_, dtype, _)| *dtype != Dtype::F32);
-    let master = |p: &Parameter| Some(p.slot("master.", Role::Master, Dtype::Remainder));
+    let master = |p: &Parameter| Some(p.slot("master.", Role::Master, optimizer.remainder));
     let of_masters = if reduced { learnt(&master).1 } else { [None; RANGES] };
     let dtype = profile.dtype(Role::Gradient);
     let (gradients, of_gradients) = learnt(&|p| Some(p.slot("gradient.", Role::Gradient, dtype)));
-    let dtype = profile.dtype(Role::Moment);
-    let of_states: [_; STATES] = core::array::from_fn(|i| {
-        let state = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, dtype));
+    let of_states: [_; STATES] = from_fn(|i| {
+        let state = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, optimizer.states));
         learnt(&state).1
     });
     let first = |bytes: Option<Bytes>| bytes.map_or(0, |[start, _]| start);
     let averages = optimizer.averages().then(|| lay_averages(model, optimizer, weight, ledger));
-    let ranges = core::array::from_fn(|i| {
+    let ranges = from_fn(|i| {
         let (group, dtype, matrices) = *groups.get(i)?;
         let [start, end] = of_weights[i]?;
         Some(Range {
@@ -205,30 +206,34 @@ impl Whole {
             let rows = range.rows;
             let of = Rows {
                 weight: band(range.dtype, range.weight, rows),
-                remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, rows)),
+                remainder: range.remainder.map(|offset| band(optimizer.remainder, offset, rows)),
                 gradient: band(self.gradient.dtype, range.gradient, rows),
-                states: range.states.map(|offset| band(Dtype::F32, offset, rows)),
+                states: from_fn(|i| band(optimizer.state_dtype(range.group, i), range.states[i], rows)),
             };
             optimizer.emit(device, control, range.group, of)
         })?;
-        self.averaged(&mut |averaged| averaged.average(device, control))
+        self.averaged(optimizer, &mut |averaged| averaged.average(device, control))
     }
 
     /// Exchanges the weights with their averages.
-    pub(super) fn exchange(&self, device: &mut dyn Device) -> Result<(), OperationError> {
-        self.averaged(&mut |averaged| averaged.exchange(device))
+    pub(super) fn exchange(&self, device: &mut dyn Device, optimizer: &Optimizer) -> Result<(), OperationError> {
+        self.averaged(optimizer, &mut |averaged| averaged.exchange(device))
     }
 
     /// Shows every range with its averages, where there are any. A function of its own: a chip has no averages, and no room on
     /// its stack for what others do with them.
     #[inline(never)]
-    fn averaged(&self, visit: &mut dyn FnMut(Averaged) -> Result<(), OperationError>) -> Result<(), OperationError> {
+    fn averaged(
+        &self,
+        optimizer: &Optimizer,
+        visit: &mut dyn FnMut(Averaged) -> Result<(), OperationError>,
+    ) -> Result<(), OperationError> {
         let Some(averages) = self.averages else { return Ok(()) };
         self.ranges.iter().flatten().filter(|range| range.rows > 0).try_for_each(|range| {
             let before = (range.gradient - self.gradient.offset) / self.gradient.dtype.size() * Dtype::F32.size();
             visit(Averaged {
                 weight: band(range.dtype, range.weight, range.rows),
-                remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, range.rows)),
+                remainder: range.remainder.map(|offset| band(optimizer.remainder, offset, range.rows)),
                 average: band(Dtype::F32, averages + before, range.rows),
             })
         })
@@ -250,9 +255,9 @@ impl Whole {
                 group,
                 matrices: matrices?,
                 weight: stack(dtype, weight),
-                remainder: remainder.map(|first| stack(Dtype::Remainder, first)),
+                remainder: remainder.map(|first| stack(optimizer.remainder, first)),
                 gradient: stack(self.gradient.dtype, gradient),
-                momentum: stack(Dtype::F32, momentum),
+                momentum: stack(optimizer.state_dtype(group, 0), momentum),
                 squares: stack(Dtype::F32, squares),
             })
         };

@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use capful_core::integer::Integer;
+use capful_core::memory::Dtype;
 use capful_core::model::transformer;
 use capful_core::ops::Kind;
+use capful_core::optimizer;
 use capful_core::train::{Decay, Shape};
 use serde::{Deserialize, Serialize};
 
@@ -168,6 +170,50 @@ pub enum Gradients {
     F32,
     /// bfloat16: sums are made in f32 and rounded as they are kept.
     Bf16,
+}
+
+/// What an optimizer keeps its states in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum States {
+    /// Single precision.
+    #[default]
+    F32,
+    /// 8 bits a number, in blocks with a scale.
+    #[value(name = "8bit")]
+    #[serde(rename = "8bit")]
+    EightBits,
+}
+
+impl States {
+    /// The core's.
+    pub const fn core(self) -> optimizer::States {
+        match self {
+            States::F32 => optimizer::States::F32,
+            States::EightBits => optimizer::States::EightBits,
+        }
+    }
+}
+
+/// What the masters of weights in bf16 are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Masters {
+    /// Single precision: 16 bits beside the weight.
+    #[default]
+    F32,
+    /// The upper 24 bits of that: 8 bits beside the weight.
+    F24,
+}
+
+impl Masters {
+    /// The type of what is beside the weight.
+    pub const fn remainder(self) -> Dtype {
+        match self {
+            Masters::F32 => Dtype::Remainder,
+            Masters::F24 => Dtype::Remainder8,
+        }
+    }
 }
 
 /// What the matrices of a trained model are kept in.

@@ -37,8 +37,8 @@ mod warmup;
 
 pub use adapters::LoraTargets;
 pub use choices::{
-    Attention, BaseType, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision,
-    TokenizerChoice, Weights,
+    Attention, BaseType, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Masters, Order, Overflow,
+    Precision, States, TokenizerChoice, Weights,
 };
 pub use count::{count, scored_tokens};
 pub use error::ConfigError;

@@ -9,7 +9,7 @@ use capful_core::train::Averaging;
 use serde::{Deserialize, Serialize};
 
 use super::error::error;
-use super::{AnyFamily, Config, ConfigError, RUN_KEYS, RawConfig};
+use super::{AnyFamily, Config, ConfigError, Masters, Precision, RUN_KEYS, RawConfig};
 
 /// The name of a rule of update: its place in [`Rule::NAMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,7 +153,9 @@ fn names(groups: impl IntoIterator<Item = Group>) -> String {
 impl Config {
     /// How every group of parameters is moved.
     pub fn optimizer(&self) -> Optimizer {
-        let base = Optimizer::new(Rule::Frozen, self.weight_decay).averaging(self.averaging().is_some());
+        let base = Optimizer::new(Rule::Frozen, self.weight_decay)
+            .averaging(self.averaging().is_some())
+            .keeping(self.states.core(), self.masters.remainder());
         Group::ALL.into_iter().fold(base, |optimizer, group| {
             let own = self.group.get(group.name()).copied().unwrap_or_default();
             let rule = self.rule(group, &own);
@@ -184,6 +186,17 @@ impl Config {
             Some(why) => error(format!("{asked}: {why}, so it has no averages; leave it away")),
             None => Ok(()),
         }
+    }
+
+    /// Refuses masters of weights that have none.
+    pub(super) fn validate_masters(&self) -> Result<(), ConfigError> {
+        if self.masters == Masters::F24 && self.precision == Precision::F32 {
+            return error(
+                "--masters f24: in f32 weights are their own masters; use --precision bf16 or fp8, or --masters f32"
+                    .to_owned(),
+            );
+        }
+        Ok(())
     }
 
     /// The factor of weight decay in a step at the learning rate `rate`.

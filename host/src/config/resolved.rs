@@ -9,8 +9,8 @@ use super::model::model;
 use super::nearest::nearest;
 use super::value::Decided;
 use super::{
-    AnyFamily, Attention, BatchSize, Config, ConfigError, Device, Found, Gradients, LrSchedule, ModelConfig, Precision,
-    Preset, RawConfig, Recompute, StageConfig, TokenizerChoice, kinds,
+    AnyFamily, Attention, BatchSize, Config, ConfigError, Device, Found, Gradients, LrSchedule, Masters, ModelConfig,
+    Precision, Preset, RawConfig, Recompute, StageConfig, TokenizerChoice, kinds,
 };
 
 /// What a configuration is made of: `raw` over its preset, with preset, source and tokenizer, and the model.
@@ -189,6 +189,7 @@ impl Config {
         }
         self.validate_ranks()?;
         self.validate_gradients()?;
+        self.validate_masters()?;
         if self.vocab_size() < 5 {
             return error(format!(
                 "a vocabulary of {} leaves no room beside its 4 special tokens; --vocab-size must be at least 5",
@@ -265,7 +266,7 @@ impl Config {
         if let Some(device) = device {
             let here = self.device.starts_with("cuda");
             if here && !device.starts_with("cuda") {
-                (self.precision, self.gradients) = (Precision::F32, Gradients::F32);
+                (self.precision, self.gradients, self.masters) = (Precision::F32, Gradients::F32, Masters::F32);
             }
             self.device = device;
         }

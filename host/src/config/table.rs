@@ -10,9 +10,9 @@ use super::key::{RunKey, decide, decided, default, flag, in_files, keys, shown, 
 use super::optimizer::USUAL;
 use super::value::{Decided, Value};
 use super::{
-    Attention, BatchSize, ByteSize, ConfigError, DecayShape, Gradients, Groups, InvalidUtf8, LrSchedule, ModelConfig,
-    NameOrSize, Names, Order, Overflow, Precision, RawStage, Recompute, RecomputeChoice, RuleName, Sources, Span,
-    StageConfig, Values,
+    Attention, BatchSize, ByteSize, ConfigError, DecayShape, Gradients, Groups, InvalidUtf8, LrSchedule, Masters,
+    ModelConfig, NameOrSize, Names, Order, Overflow, Precision, RawStage, Recompute, RecomputeChoice, RuleName,
+    Sources, Span, StageConfig, States, Values,
 };
 use crate::plan::Link;
 
@@ -218,6 +218,12 @@ keys! {
             gradients: Gradients = Gradients::F32, flag("TYPE").quiet().changes()
                 .page("The type of the parameters' gradients: bf16 where precision is bf16 or fp8, see the \
                        [guide](guide.md#on-a-gpu)");
+            /// The type of the optimizer's states, f32 or 8bit: blocks of 8-bit codes, see the configuration's page
+            states: States = States::F32, flag("TYPE").quiet()
+                .page("The type of the optimizer's states: f32, or 8bit, a quarter of it, see [below](#states-and-masters)");
+            /// The type of the masters of weights in bf16, f32 or f24, see the configuration's page
+            masters: Masters = Masters::F32, flag("TYPE").quiet().changes()
+                .page("The type of the masters of weights in bf16: f32, or f24, 3 bytes of it, see [below](#states-and-masters)");
         }
         "Output" {
             /// Steps between logged ones

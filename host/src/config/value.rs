@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::count::{count, in_file};
 use super::{
-    Attention, BaseType, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LoraTargets, LrSchedule, NameOrSize,
-    Names, Order, Overflow, Precision, Recompute, RecomputeChoice, RuleName, Sources, Span,
+    Attention, BaseType, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LoraTargets, LrSchedule, Masters,
+    NameOrSize, Names, Order, Overflow, Precision, Recompute, RecomputeChoice, RuleName, Sources, Span, States,
 };
 
 /// A value as it is written, on the command line or in a file.
@@ -126,7 +126,7 @@ macro_rules! alike {
 
 alike!(counts u32, u64);
 alike!(numbers f32, f64);
-alike!(words Attention, BaseType, DecayShape, Gradients, InvalidUtf8, LrSchedule, Order, Overflow, Precision);
+alike!(words Attention, BaseType, DecayShape, Gradients, InvalidUtf8, LrSchedule, Masters, Order, Overflow, Precision, States);
 values! {
     bool; value_parser!(bool); {}
     String; ValueParser::string(); {}

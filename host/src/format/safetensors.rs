@@ -67,13 +67,14 @@ fn file_shape(region: &Region) -> &[u32] {
 const fn file_type(dtype: Dtype) -> FileDtype {
     match dtype {
         // Remainders are joined with their weights.
-        Dtype::F32 | Dtype::Remainder => FileDtype::F32,
+        Dtype::F32 | Dtype::Remainder | Dtype::Remainder8 => FileDtype::F32,
         Dtype::Bf16 => FileDtype::BF16,
         Dtype::U32 => FileDtype::U32,
         Dtype::E4m3 => FileDtype::F8_E4M3,
         Dtype::E5m2 => FileDtype::F8_E5M2,
         Dtype::F16 => FileDtype::F16,
-        Dtype::I8 => FileDtype::I8,
+        // Blocks are rows of bytes in files.
+        Dtype::I8 | Dtype::Coded(_) => FileDtype::I8,
         // A file has no type for two codes a byte.
         Dtype::I4 => FileDtype::U8,
     }
@@ -82,7 +83,7 @@ const fn file_type(dtype: Dtype) -> FileDtype {
 /// Bytes of a region's tensor in a file.
 fn file_bytes(region: &Region) -> u64 {
     match region.dtype {
-        Dtype::Remainder => Dtype::F32.size() * region.elements(),
+        Dtype::Remainder | Dtype::Remainder8 => Dtype::F32.size() * region.elements(),
         _ => region.bytes(),
     }
 }
@@ -162,11 +163,13 @@ pub fn write_part(
     let mut file = File::options().read(true).write(true).open(path).map_err(io)?;
     let mut number = 0;
     for (region, weight) in entries.iter().flat_map(|entry| with_weights(entry, weights)) {
-        if weight.is_none() && region.dtype == Dtype::Remainder {
+        if weight.is_none() && is_remainder(region.dtype) {
             return Err(DeviceError::Failed("remainders are saved without their weights".to_owned()).into());
         }
-        // Of remainders both halves and what they make lie in the staging: eight bytes an element.
-        let [most, times] = if weight.is_some() { [staging.len() / 4, 2] } else { [staging.len(), 1] };
+        // Of remainders both parts and what they make lie in the staging: eight bytes an element at most.
+        let times = Dtype::F32.size() / region.dtype.size();
+        let most = staging.len() / 8 * region.dtype.size() as usize;
+        let [most, times] = if weight.is_some() { [most, times as usize] } else { [staging.len(), 1] };
         in_pieces(region, most, |first, piece| {
             let mut held = device.held(piece);
             if region.space != Space::Shared {
@@ -179,8 +182,9 @@ pub fn write_part(
             let bytes = piece.bytes() as usize;
             let numbers = match weight {
                 Some(weight) => {
-                    let weight = Region { offset: weight.offset + first, shape: piece.shape, ..weight };
-                    joined([weight, piece], device, &mut staging[..4 * bytes])?
+                    let offset = weight.offset + first / region.dtype.size() * weight.dtype.size();
+                    let weight = Region { offset, shape: piece.shape, ..weight };
+                    joined([weight, piece], device, staging)?
                 }
                 None => {
                     device.read(piece, &mut staging[..bytes])?;
@@ -212,24 +216,34 @@ fn sync_and_digest(mut file: &File, staging: &mut [u8]) -> io::Result<u64> {
 /// The tensors of `entry`, each of remainders with the weight that it is of, of those of `weights`.
 fn with_weights<'w>(entry: &Entry, weights: &'w [Entry]) -> impl Iterator<Item = (Region, Option<Region>)> + use<'w> {
     let Entry { slot, .. } = *entry;
-    let own = weights.iter().find(|weight| slot.dtype == Dtype::Remainder && weight.slot.name == slot.name);
+    let own = weights.iter().find(|weight| is_remainder(slot.dtype) && weight.slot.name == slot.name);
     let mut own = own.into_iter().flat_map(Entry::tensors);
     entry.tensors().map(move |(_, region)| (region, own.next().map(|(_, weight)| weight)))
 }
 
-/// The f32 of a piece of weights and of their remainders, in the second half of `staging`, of eight bytes an element.
+/// Whether elements are what bf16 lack of f32.
+const fn is_remainder(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Remainder | Dtype::Remainder8)
+}
+
+/// The f32 of a piece of weights and of their remainders, in `staging`, of eight bytes an element.
 fn joined<'s>(
     [weights, remainders]: [Region; 2],
     device: &mut dyn Storage,
     staging: &'s mut [u8],
 ) -> Result<&'s [u8], DeviceError> {
-    let (halves, whole) = staging.split_at_mut(staging.len() / 2);
-    let (upper, lower) = halves.split_at_mut(halves.len() / 2);
+    let count = weights.elements() as usize;
+    let (upper, rest) = staging.split_at_mut(2 * count);
+    let (lower, rest) = rest.split_at_mut(remainders.bytes() as usize);
+    let whole = &mut rest[..4 * count];
     device.read(weights, upper)?;
     device.read(remainders, lower)?;
-    let halves = upper.as_chunks().0.iter().zip(lower.as_chunks().0);
-    for ((weight, remainder), number) in halves.zip(whole.as_chunks_mut().0) {
-        *number = remainder::join(u16::from_le_bytes(*weight), i16::from_le_bytes(*remainder)).to_le_bytes();
+    let numbers = upper.as_chunks().0.iter().map(|weight| u16::from_le_bytes(*weight)).zip(whole.as_chunks_mut().0);
+    if remainders.dtype == Dtype::Remainder8 {
+        numbers.zip(lower).for_each(|((w, to), r)| *to = remainder::join8(w, *r as i8).to_le_bytes());
+    } else {
+        let lower = lower.as_chunks().0.iter().map(|r| i16::from_le_bytes(*r));
+        numbers.zip(lower).for_each(|((w, to), r)| *to = remainder::join(w, r).to_le_bytes());
     }
     Ok(whole)
 }
@@ -401,7 +415,7 @@ impl TensorFile {
         staging: &mut [u8],
     ) -> Result<(), TensorFileError> {
         let (start, dtype) = self.find(name, &region)?;
-        let finite = if file_type(region.dtype) == dtype && region.dtype != Dtype::Remainder {
+        let finite = if file_type(region.dtype) == dtype && !is_remainder(region.dtype) {
             self.copy(start, region, device, staging)?
         } else {
             self.convert(start, dtype, region, device, staging)?
@@ -456,9 +470,10 @@ impl TensorFile {
                 info.shape
             )));
         }
-        let known = [FileDtype::F32, FileDtype::F16, FileDtype::BF16, FileDtype::U32].contains(&info.dtype);
-        // Ids are no numbers: they turn into nothing else.
-        if !known || (info.dtype == FileDtype::U32) != (region.dtype == Dtype::U32) {
+        let numbers = [FileDtype::F32, FileDtype::F16, FileDtype::BF16];
+        // Ids and bytes are no numbers: they turn into nothing else.
+        let same = matches!(region.dtype, Dtype::U32 | Dtype::I8);
+        if if same { info.dtype != file_type(region.dtype) } else { !numbers.contains(&info.dtype) } {
             return Err(damaged(format!("{name} is {:?} there and {} in this run", info.dtype, region.dtype.name())));
         }
         Ok((self.data + info.data_offsets.0 as u64, info.dtype))
@@ -563,6 +578,7 @@ fn put(numbers: impl Iterator<Item = f32>, region: Region, written: &mut [u8]) {
         Dtype::Remainder => {
             numbers.zip(written.as_chunks_mut().0).for_each(|(x, y)| *y = remainder::split(x).1.to_le_bytes())
         }
+        Dtype::Remainder8 => numbers.zip(written).for_each(|(x, y)| *y = remainder::split8(x).1 as u8),
         _ => numbers.zip(written.as_chunks_mut().0).for_each(|(x, y)| *y = bf16::from_f32(x).to_le_bytes()),
     }
 }

@@ -218,6 +218,11 @@ impl Session {
                             lacks.iter_mut().zip(piece).for_each(|(r, x)| *r = remainder::split(*x).1);
                             bytemuck::cast_slice(lacks)
                         }
+                        Dtype::Remainder8 => {
+                            let lacks = &mut bytemuck::cast_slice_mut(halves)[..count];
+                            lacks.iter_mut().zip(piece).for_each(|(r, x)| *r = remainder::split8(*x).1);
+                            bytemuck::cast_slice::<i8, u8>(lacks)
+                        }
                         _ => bytemuck::cast_slice(piece),
                     };
                     storage.write(place, bytes)?;

@@ -3,21 +3,27 @@
 
 struct AverageArgs {
     void* weight;       // [count]
-    short* remainder;   // [count]: what bf16 lack of their masters, or null
+    void* remainder;    // [count]: what bf16 lack of their masters, or null
     float* average;     // [count]
     const Settings* settings;
     const Results* results;
     u64 count;
     u32 wide;           // whether all begin at multiples of 16 bytes
+    u32 upper;          // whether a remainder is the upper 8 of its 16 bits
 };
 
 // What is left of f32 that are split and joined: see `split`.
 template <int N>
-__device__ inline void as_split(float (&x)[N]) {
+__device__ inline void as_split(float (&x)[N], bool upper) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         u32 bits = __float_as_uint(x[i]);
-        x[i] = __uint_as_float((bits & 0x1ffff) == 0x8000 ? bits - 1 : bits);
+        if (upper) {
+            float rounded = load(store<bf16>(x[i]));
+            x[i] = __uint_as_float(__float_as_uint(rounded) + ((u32)upper_of(lacking(x[i], rounded)) << 8));
+        } else {
+            x[i] = __uint_as_float((bits & 0x1ffff) == 0x8000 ? bits - 1 : bits);
+        }
     }
 }
 
@@ -32,13 +38,13 @@ __device__ void average(const AverageArgs& a) {
         float w[N], old[N];
         read(w, (const T*)a.weight + at);
         read(old, a.average + at);
-        if constexpr (sizeof(T) == sizeof(bf16)) join(w, a.remainder + at);
+        if constexpr (sizeof(T) == sizeof(bf16)) join(w, a.remainder, at, a.upper);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float moved = __fadd_rn(old[i], __fmul_rn(__fsub_rn(w[i], old[i]), c));
             w[i] = c == 1.0f ? w[i] : moved;
         }
-        if constexpr (sizeof(T) == sizeof(bf16)) as_split(w);
+        if constexpr (sizeof(T) == sizeof(bf16)) as_split(w, a.upper);
         write(a.average + at, w);
     });
 }
@@ -52,8 +58,8 @@ __device__ void exchange(const AverageArgs& a) {
         read(w, weight);
         read(old, a.average + at);
         if constexpr (sizeof(T) == sizeof(bf16)) {
-            join(w, a.remainder + at);
-            split(weight, a.remainder + at, old);
+            join(w, a.remainder, at, a.upper);
+            split(weight, a.remainder, at, old, a.upper);
         } else {
             write(weight, old);
         }

@@ -3,31 +3,32 @@
 
 struct LionArgs {
     MovedArgs moved;
-    float* momentum;        // [count]
+    void* momentum;         // [count]
     float beta1, beta2;
 };
 
-// Of weights `T` and gradients `G`.
-template <class T, class G, int N>
-__device__ inline void update(const LionArgs& a, u64 at, float clip) {
+// Of weights `T` and gradients `G`, with states `M`.
+template <class T, class G, class M, int N>
+__device__ inline void update(const LionArgs& a, u64 at, float clip, bool has) {
     const Settings& settings = *a.moved.settings;
     float rate = settings.learning_rate * a.moved.rate, keep = 1.0f - rate * (a.moved.decay * settings.decay);
     float m[N];
-    read(m, a.momentum + at);
-    move<T, G, N>(a.moved, at, clip, [&](int i, float w, float g) {
+    M::read(m, a.momentum, at, has);
+    if (has) move<T, G, N>(a.moved, at, clip, [&](int i, float w, float g) {
         float blend = a.beta1 * m[i] + (1.0f - a.beta1) * g;
         m[i] = a.beta2 * m[i] + (1.0f - a.beta2) * g;
         float sign = (blend > 0.0f ? 1.0f : 0.0f) - (blend < 0.0f ? 1.0f : 0.0f);
         return w * keep - rate * sign;
     });
-    write(a.momentum + at, m);
+    M::write(a.momentum, at, m, has);
 }
 
-template <class T, class G>
+template <class T, class G, bool CODED>
 __device__ void lion(const LionArgs& a) {
-    each_moved<T>(a.moved, [&](auto n, u64 at, float clip) { update<T, G, n.value>(a, at, clip); });
+    each_moved<T, CODED>(a.moved, [&](auto n, u64 at, float clip, bool has) {
+        if constexpr (CODED) update<T, G, Moments8, n.value>(a, at, clip, has);
+        else update<T, G, Plain, n.value>(a, at, clip, has);
+    });
 }
 
-EXPORT(lion_f32_f32, LionArgs, 256, lion<float, float>)
-EXPORT(lion_bf16_f32, LionArgs, 256, lion<bf16, float>)
-EXPORT(lion_bf16_bf16, LionArgs, 256, lion<bf16, bf16>)
+EXPORT_RULE(lion, LionArgs)

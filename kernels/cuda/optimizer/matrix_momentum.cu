@@ -3,7 +3,7 @@
 
 struct MatrixMomentumArgs {
     const void* gradient;  // of the whole parameter: f32, or bf16
-    float* momentum;       // the same
+    float* momentum;       // the same, or null: the gradient is the blend
     void* out;             // [matrices, m, n], m <= n
     const Settings* settings;
     const Results* results;
@@ -20,6 +20,7 @@ __device__ void matrix_momentum(const MatrixMomentumArgs& a) {
     float clip = fminf(a.settings->clip / (norm + 1e-6f), 1.0f);
     auto blend = [&](u64 at) {
         if (skipped) return 0.0f;
+        if (!a.momentum) return load(((const G*)a.gradient)[at]);
         float added = (1.0f - keep) * (load(((const G*)a.gradient)[at]) * clip);
         float m = keep * a.momentum[at] + added;
         a.momentum[at] = m;

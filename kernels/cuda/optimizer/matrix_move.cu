@@ -4,7 +4,7 @@
 
 struct MatrixMoveArgs {
     void* weight;          // of the whole parameter
-    short* remainder;      // the same: what bf16 lack of the f32 that move, or null
+    void* remainder;       // the same: what bf16 lack of the f32 that move, or null
     const void* x;         // [matrices, m, n], m <= n
     const float* factors;  // [matrices, rows] of the parameter, or null
     const Settings* settings;
@@ -13,6 +13,7 @@ struct MatrixMoveArgs {
     float rate, decay;  // factor of the learning rate; weight decay
     float scale;        // of x
     u32 cautious;       // whether decay falls only where x has the sign of the weight
+    u32 upper;          // whether a remainder is the upper 8 of its 16 bits
 };
 
 template <class T, class X>
@@ -29,11 +30,11 @@ __device__ void matrix_move(const MatrixMoveArgs& a) {
         float w[1];
         read(w, weight);
         if constexpr (sizeof(T) == sizeof(bf16)) {
-            if (a.remainder) join(w, a.remainder + at);
+            if (a.remainder) join(w, a.remainder, at, a.upper);
         }
         w[0] = w[0] * (a.cautious && w[0] * x <= 0.0f ? 1.0f : keep) - step * x;
         if constexpr (sizeof(T) == sizeof(bf16)) {
-            if (a.remainder) return split(weight, a.remainder + at, w);
+            if (a.remainder) return split(weight, a.remainder, at, w, a.upper);
         }
         write(weight, w);
     };

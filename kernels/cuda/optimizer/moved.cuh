@@ -2,12 +2,12 @@
 // clip.
 #pragma once
 #include "../control.cuh"
-#include "../vector.cuh"
+#include "states.cuh"
 
 // What core's Moved is on a GPU.
 struct MovedArgs {
     void* weight;           // [count]
-    short* remainder;       // [count]: what bf16 lack of the f32 that move, or null
+    void* remainder;        // [count]: what bf16 lack of the f32 that move, or null
     const void* gradient;   // [count]: f32, or bf16
     const Settings* settings;
     const Results* results;
@@ -15,31 +15,60 @@ struct MovedArgs {
     u32 group;              // whose corrections are read
     float rate, decay;      // factor of the learning rate; weight decay
     u32 wide;               // whether all begin at multiples of 16 bytes
+    u32 upper;              // whether a remainder is the upper 8 of its 16 bits
 };
 
-// Makes of bf16 the f32 that they are the rounding of.
+// N remainders of 8 bits.
 template <int N>
-__device__ inline void join(float (&w)[N], const short* remainder) {
-    Vector<short, N> lacks = fetch<short, N>(remainder);
+struct alignas(N) Uppers {
+    signed char x[N];
+};
+
+// Makes of bf16 the f32 that they are the rounding of, with the remainders from `at` on.
+template <int N>
+__device__ inline void join(float (&w)[N], const void* remainder, u64 at, bool upper) {
+    if (upper) {
+        Uppers<N> lacks = *(const Uppers<N>*)((const signed char*)remainder + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) w[i] = __uint_as_float(__float_as_uint(w[i]) + ((u32)(int)lacks.x[i] << 8));
+        return;
+    }
+    Vector<short, N> lacks = fetch<short, N>((const short*)remainder + at);
 #pragma unroll
     for (int i = 0; i < N; i++) w[i] = __uint_as_float(__float_as_uint(w[i]) + (u32)(int)lacks.x[i]);
 }
 
-// Writes the bf16 nearest to `w`, and what `w` is more than they are. The most that a short holds is 0x7fff: a `w` halfway
-// between two bf16 that was rounded down loses one unit.
+// What `w` is more than its rounding to bf16. The most that a short holds is 0x7fff: a `w` halfway between two bf16 that was
+// rounded down loses one unit.
+__device__ inline int lacking(float w, float rounded) {
+    int more = (int)(__float_as_uint(w) - __float_as_uint(rounded));
+    return more < 0x7fff ? more : 0x7fff;
+}
+
+// The upper 8 bits of that, to the nearest.
+__device__ inline int upper_of(int lacks) {
+    int upper = (lacks + 128) >> 8;
+    return upper > 127 ? 127 : upper < -127 ? -127 : upper;
+}
+
+// Writes the bf16 nearest to `w`, and what `w` is more than they are.
 template <int N>
-__device__ inline void split(bf16* weight, short* remainder, const float (&w)[N]) {
+__device__ inline void split(bf16* weight, void* remainder, u64 at, const float (&w)[N], bool upper) {
     float rounded[N];
-    Vector<short, N> lacks;
 #pragma unroll
     for (int i = 0; i < N; i++) rounded[i] = w[i];
     write_rounded(weight, rounded);
+    if (upper) {
+        Uppers<N> lacks;
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        int more = (int)(__float_as_uint(w[i]) - __float_as_uint(rounded[i]));
-        lacks.x[i] = (short)(more < 0x7fff ? more : 0x7fff);
+        for (int i = 0; i < N; i++) lacks.x[i] = (signed char)upper_of(lacking(w[i], rounded[i]));
+        *(Uppers<N>*)((signed char*)remainder + at) = lacks;
+        return;
     }
-    *(Vector<short, N>*)remainder = lacks;
+    Vector<short, N> lacks;
+#pragma unroll
+    for (int i = 0; i < N; i++) lacks.x[i] = (short)lacking(w[i], rounded[i]);
+    *(Vector<short, N>*)((short*)remainder + at) = lacks;
 }
 
 // Calls `element(i, w, g)` for N parameters and their clipped gradients, and writes what it makes of each `w`.
@@ -50,21 +79,36 @@ __device__ inline void move(const MovedArgs& a, u64 at, float clip, F element) {
     T* weight = (T*)a.weight + at;
     read(w, weight);
     if constexpr (sizeof(T) == sizeof(bf16)) {
-        if (a.remainder) join(w, a.remainder + at);
+        if (a.remainder) join(w, a.remainder, at, a.upper);
     }
 #pragma unroll
     for (int i = 0; i < N; i++) w[i] = element(i, w[i], g[i] * clip);
     if constexpr (sizeof(T) == sizeof(bf16)) {
-        if (a.remainder) return split(weight, a.remainder + at, w);
+        if (a.remainder) return split(weight, a.remainder, at, w, a.upper);
     }
     write(weight, w);
 }
 
-// Calls `some(n, at, clip)` for every n parameters from `at` on. A norm or a loss that is not finite changes nothing.
-template <class T, class F>
+// Calls `some(n, at, clip, has)` for every n parameters from `at` on. A norm or a loss that is not finite changes nothing. Where
+// states are in blocks, every thread of a warp calls it, some of which may have no parameters.
+template <class T, bool CODED, class F>
 __device__ inline void each_moved(const MovedArgs& a, F some) {
     float norm = sqrtf(a.results->squared_norm);
     if (!finite(norm) || !finite(a.results->loss)) return;
     float clip = fminf(a.settings->clip / (norm + 1e-6f), 1.0f);
-    each_wide<T>(a.count, a.wide, [&](auto n, u64 at) { some(n, at, clip); });
+    if constexpr (CODED) {
+        u64 at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * WIDE<T>;
+        some(Count<WIDE<T>>(), at, clip, at < a.count);
+    } else {
+        each_wide<T>(a.count, a.wide, [&](auto n, u64 at) { some(n, at, clip, true); });
+    }
 }
+
+// The kernels of a rule, a template of the types of weights and gradients and whether states are in blocks.
+#define EXPORT_RULE(name, Args)                                   \
+    EXPORT(name##_f32_f32, Args, 256, name<float, float, false>)  \
+    EXPORT(name##_bf16_f32, Args, 256, name<bf16, float, false>)  \
+    EXPORT(name##_bf16_bf16, Args, 256, name<bf16, bf16, false>)  \
+    EXPORT(name##_f32_f32_8, Args, 256, name<float, float, true>) \
+    EXPORT(name##_bf16_f32_8, Args, 256, name<bf16, float, true>) \
+    EXPORT(name##_bf16_bf16_8, Args, 256, name<bf16, bf16, true>)

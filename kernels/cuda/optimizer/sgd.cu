@@ -3,29 +3,30 @@
 
 struct SgdArgs {
     MovedArgs moved;
-    float* buffer;          // [count], or null
+    void* buffer;           // [count], or null
     float momentum;
 };
 
-// Of weights `T` and gradients `G`.
-template <class T, class G, int N>
-__device__ inline void update(const SgdArgs& a, u64 at, float clip) {
+// Of weights `T` and gradients `G`, with states `B`.
+template <class T, class G, class B, int N>
+__device__ inline void update(const SgdArgs& a, u64 at, float clip, bool has) {
     const Settings& settings = *a.moved.settings;
     float rate = settings.learning_rate * a.moved.rate, decay = a.moved.decay * settings.decay;
     float b[N] = {};
-    if (a.buffer) read(b, a.buffer + at);
-    move<T, G, N>(a.moved, at, clip, [&](int i, float w, float g) {
+    if (a.buffer) B::read(b, a.buffer, at, has);
+    if (has) move<T, G, N>(a.moved, at, clip, [&](int i, float w, float g) {
         b[i] = a.momentum * b[i] + (g + decay * w);
         return w - rate * b[i];
     });
-    if (a.buffer) write(a.buffer + at, b);
+    if (a.buffer) B::write(a.buffer, at, b, has);
 }
 
-template <class T, class G>
+template <class T, class G, bool CODED>
 __device__ void sgd(const SgdArgs& a) {
-    each_moved<T>(a.moved, [&](auto n, u64 at, float clip) { update<T, G, n.value>(a, at, clip); });
+    each_moved<T, CODED>(a.moved, [&](auto n, u64 at, float clip, bool has) {
+        if constexpr (CODED) update<T, G, Moments8, n.value>(a, at, clip, has);
+        else update<T, G, Plain, n.value>(a, at, clip, has);
+    });
 }
 
-EXPORT(sgd_f32_f32, SgdArgs, 256, sgd<float, float>)
-EXPORT(sgd_bf16_f32, SgdArgs, 256, sgd<bf16, float>)
-EXPORT(sgd_bf16_bf16, SgdArgs, 256, sgd<bf16, bf16>)
+EXPORT_RULE(sgd, SgdArgs)

@@ -90,6 +90,7 @@ impl Operation for AdamW {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compressed::{BLOCK, BYTES, Code};
     use crate::device::check;
     use crate::memory::Dtype;
     use crate::model::testing::Half;
@@ -108,11 +109,11 @@ mod tests {
         average: f32::NAN,
     };
 
-    fn case(b: &mut Bench<256>, squared_norm: f32) -> AdamW {
+    fn case<const WORDS: usize>(b: &mut Bench<WORDS>, squared_norm: f32) -> AdamW {
         with(b, Results { loss: 0.0, squared_norm })
     }
 
-    fn with(b: &mut Bench<256>, results: Results) -> AdamW {
+    fn with<const WORDS: usize>(b: &mut Bench<WORDS>, results: Results) -> AdamW {
         let moved = Moved {
             weight: b.normal([1, 1, 1, 13], 1, 1.0),
             remainder: None,
@@ -196,6 +197,76 @@ mod tests {
             assert_eq!(b.bytes(weight), bytemuck::cast_slice::<u16, u8>(&halves.map(|(w, _)| w)));
             assert_eq!(b.bytes(remainder), bytemuck::cast_slice::<i16, u8>(&halves.map(|(_, r)| r)));
             assert_eq!((b.bytes(with.first), b.bytes(with.second)), (b.bytes(alone.first), b.bytes(alone.second)));
+        }
+    }
+
+    #[test]
+    fn states_in_8_bits_move_as_the_f32_that_they_are() {
+        const N: usize = 2 * BLOCK;
+        let shape = [1, 1, 2, BLOCK as u32];
+        let mut b = Bench::<2048>::new();
+        let mut op = case(&mut b, 16.0);
+        (op.moved.weight, op.moved.gradient) = (b.normal(shape, 1, 1.0), b.normal(shape, 2, 1.0));
+        (op.first, op.second) = (b.values(shape, &[0.0; N]), b.values(shape, &[0.0; N]));
+        let [first, second] = [Code::Moment, Code::Square].map(|code| b.codes(Dtype::Coded(code), shape));
+        [first, second].iter().for_each(|region| b.set_bytes(*region, 0, &[0; 2 * BYTES]));
+        let moved = Moved { weight: b.normal(shape, 1, 1.0), ..op.moved };
+        let coded = AdamW { moved, first, second, ..op };
+        for step in 0..5 {
+            let gradient: [f32; N] =
+                core::array::from_fn(|i| ((i * i + 7 * step) as f32 * 0.3).sin() / (1 + i % 9) as f32);
+            b.set(op.moved.gradient, &gradient);
+            b.run(op);
+            b.run(coded);
+            let weights: [f32; N] = b.get(op.moved.weight).try_into().unwrap();
+            assert_eq!(b.get(coded.moved.weight), weights, "step {step}");
+            for (region, kept, code) in [(op.first, first, Code::Moment), (op.second, second, Code::Square)] {
+                let mut numbers: [f32; N] = b.get(region).try_into().unwrap();
+                for (i, numbers) in numbers.as_chunks_mut().0.iter_mut().enumerate() {
+                    let mut block = [0; BYTES];
+                    code.pack(numbers, &mut block);
+                    assert_eq!(b.bytes(kept)[i * BYTES..][..BYTES], block, "step {step}");
+                    code.unpack(&block, numbers);
+                }
+                // The next step goes on from what was kept.
+                b.set(region, &numbers);
+            }
+        }
+        let checked = |op: AdamW| check(&op.into(), &Half);
+        assert_eq!(checked(coded), Ok(()));
+        assert!(matches!(
+            checked(AdamW { second: op.second, ..coded }),
+            Err(OperationError::Shape { operand: "second", .. })
+        ));
+        let part = |region: Region| region.slice_columns(0, 100);
+        let moved = Moved { weight: part(moved.weight), gradient: part(moved.gradient), ..moved };
+        let cut = AdamW { moved, first: part(first), second: part(second), ..coded };
+        assert!(matches!(checked(cut), Err(OperationError::Shape { operand: "first", .. })));
+    }
+
+    #[test]
+    fn a_master_in_24_bits_is_the_f32_that_moves_rounded_to_them() {
+        let mut b = Bench::<256>::new();
+        let (alone, short) = (case(&mut b, 16.0), case(&mut b, 16.0));
+        let rounded = |x: f32| {
+            let (weight, upper) = remainder::split8(x);
+            remainder::join8(weight, upper)
+        };
+        let values: [f32; 13] = b.get(alone.moved.weight).try_into().unwrap();
+        b.set(alone.moved.weight, &values.map(rounded));
+        let (weight, remainder) = (b.codes(Dtype::Bf16, [1, 1, 1, 13]), b.codes(Dtype::Remainder8, [1, 1, 1, 13]));
+        let halves = values.map(remainder::split8);
+        b.set_bytes(weight, 0, bytemuck::cast_slice(&halves.map(|(w, _)| w)));
+        b.set_bytes(remainder, 0, bytemuck::cast_slice(&halves.map(|(_, r)| r)));
+        let with = AdamW { moved: Moved { weight, remainder: Some(remainder), ..short.moved }, ..short };
+        for _ in 0..20 {
+            b.run(alone);
+            b.run_in(with, &Half);
+            let moved: [f32; 13] = b.get(alone.moved.weight).try_into().unwrap();
+            let halves = moved.map(remainder::split8);
+            assert_eq!(b.bytes(weight), bytemuck::cast_slice::<u16, u8>(&halves.map(|(w, _)| w)));
+            assert_eq!(b.bytes(remainder), bytemuck::cast_slice::<i8, u8>(&halves.map(|(_, r)| r)));
+            b.set(alone.moved.weight, &moved.map(rounded));
         }
     }
 

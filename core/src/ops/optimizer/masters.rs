@@ -2,6 +2,8 @@
 
 use core::ops::Range;
 
+#[cfg(feature = "compressed")]
+use crate::memory::Dtype;
 use crate::memory::{ArenaError, View};
 use crate::remainder;
 
@@ -11,6 +13,9 @@ pub(super) enum Masters<'v> {
     Whole(&'v mut [f32]),
     /// They are bf16, with what those lack.
     Split(&'v mut [u16], &'v mut [i16]),
+    /// They are bf16, with 8 bits of what those lack.
+    #[cfg(feature = "compressed")]
+    Short(&'v mut [u16], &'v mut [i8]),
 }
 
 impl<'v> Masters<'v> {
@@ -21,6 +26,10 @@ impl<'v> Masters<'v> {
     pub fn of(weight: &'v mut View<'_>, remainder: &'v mut View<'_>) -> Result<Masters<'v>, ArenaError> {
         match remainder.is_none() {
             true => Ok(Self::Whole(weight.f32_mut()?)),
+            #[cfg(feature = "compressed")]
+            false if remainder.is_of(Dtype::Remainder8) => {
+                Ok(Self::Short(weight.bf16_mut()?, remainder.remainders8_mut()?))
+            }
             false => Ok(Self::Split(weight.bf16_mut()?, remainder.remainders_mut()?)),
         }
     }
@@ -33,6 +42,10 @@ impl<'v> Masters<'v> {
             Self::Split(weights, lacks) => {
                 weights.get(i).zip(lacks.get(i)).map_or(0.0, |(w, lack)| remainder::join(*w, *lack))
             }
+            #[cfg(feature = "compressed")]
+            Self::Short(weights, lacks) => {
+                weights.get(i).zip(lacks.get(i)).map_or(0.0, |(w, lack)| remainder::join8(*w, *lack))
+            }
         }
     }
 
@@ -41,6 +54,8 @@ impl<'v> Masters<'v> {
         match self {
             Self::Whole(weights) => weights.get_mut(range).map(Masters::Whole),
             Self::Split(weights, lacks) => Some(Masters::Split(weights.get_mut(range.clone())?, lacks.get_mut(range)?)),
+            #[cfg(feature = "compressed")]
+            Self::Short(weights, lacks) => Some(Masters::Short(weights.get_mut(range.clone())?, lacks.get_mut(range)?)),
         }
     }
 
@@ -54,6 +69,12 @@ impl<'v> Masters<'v> {
                     (*w, *lack) = remainder::split(new(i, remainder::join(*w, *lack)));
                 }
             }
+            #[cfg(feature = "compressed")]
+            Self::Short(weights, lacks) => {
+                for (i, (w, lack)) in weights.iter_mut().zip(lacks.iter_mut()).enumerate() {
+                    (*w, *lack) = remainder::split8(new(i, remainder::join8(*w, *lack)));
+                }
+            }
         }
     }
 
@@ -65,6 +86,11 @@ impl<'v> Masters<'v> {
             Self::Split(..) => {
                 let (weight, lack) = remainder::split(x);
                 remainder::join(weight, lack)
+            }
+            #[cfg(feature = "compressed")]
+            Self::Short(..) => {
+                let (weight, lack) = remainder::split8(x);
+                remainder::join8(weight, lack)
             }
         }
     }

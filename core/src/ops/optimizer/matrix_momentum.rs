@@ -15,8 +15,8 @@ use crate::train::{Results, Settings};
 pub struct MatrixMomentum {
     /// `[cut's elements]`.
     pub gradient: Region,
-    /// `[cut's elements]`: m.
-    pub momentum: Region,
+    /// `[cut's elements]`: m; nothing where [`BlendMomentum`](super::BlendMomentum) has made g the blend, which is only cut then.
+    pub momentum: Option<Region>,
     /// [1, matrices, m, n], m ≤ n.
     pub out: Region,
     /// The settings: μ, clip.
@@ -46,7 +46,7 @@ impl Operation for MatrixMomentum {
         let elements = self.out.elements();
         let only = |operand: Operand, region: &Region| operand.only(elements.saturating_mul(region.dtype.size()));
         visit(only(Operand::read("gradient", self.gradient), &self.gradient));
-        visit(only(Operand::update("momentum", self.momentum).exact(), &self.momentum));
+        self.momentum.iter().for_each(|m| visit(only(Operand::update("momentum", *m).exact(), m)));
         visit(Operand::write("out", self.out));
         visit(Operand::read("settings", self.settings).exact());
         visit(Operand::read("results", self.results).exact());
@@ -54,7 +54,7 @@ impl Operation for MatrixMomentum {
 
     fn validate(&self) -> Result<(), OperationError> {
         self.expect(self.cut.fits() && self.gradient.elements() == self.cut.elements(), "gradient")?;
-        self.expect(self.momentum.elements() == self.cut.elements(), "momentum")?;
+        self.expect(self.momentum.is_none_or(|m| m.elements() == self.cut.elements()), "momentum")?;
         let [m, n] = self.cut.wide();
         self.expect(self.out.shape == [1, self.cut.count(), m, n], "out")?;
         self.expect(self.settings.elements() == Settings::LEN, "settings")?;
@@ -66,10 +66,8 @@ impl Operation for MatrixMomentum {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let ([gradient, settings, results], [momentum, out]) = arena.f32s(
-            [Some(self.gradient), Some(self.settings), Some(self.results)],
-            [Some(self.momentum), Some(self.out)],
-        )?;
+        let ([gradient, settings, results], [momentum, out]) = arena
+            .f32s([Some(self.gradient), Some(self.settings), Some(self.results)], [self.momentum, Some(self.out)])?;
         let (settings, results) = (Settings::from_slice(settings)?, Results::from_slice(results)?);
         let Some(factors) = Factors::of(settings, results, self.group, 1.0) else {
             out.fill(0.0);
@@ -81,9 +79,13 @@ impl Operation for MatrixMomentum {
             for r in 0..cut.rows {
                 let at = cut.row(number, r) as usize;
                 let gradient = gradient.get(at..at + columns).ok_or(self.misfit("gradient"))?;
-                let momentum = momentum.get_mut(at..at + columns).ok_or(self.misfit("momentum"))?;
-                for (c, (g, m)) in gradient.iter().zip(momentum).enumerate() {
-                    let (r, blend) = (r as usize, Self::blend(*g * factors.gradient, m, keep));
+                let mut momentum = momentum.get_mut(at..at + columns);
+                let missing = momentum.is_none() && self.momentum.is_some();
+                self.expect(!missing, "momentum")?;
+                for (c, g) in gradient.iter().enumerate() {
+                    let m = momentum.as_mut().and_then(|momentum| momentum.get_mut(c));
+                    let blend = m.map_or(*g, |m| Self::blend(*g * factors.gradient, m, keep));
+                    let r = r as usize;
                     to[if cut.is_tall() { c * n + r } else { r * n + c }] = blend;
                 }
             }
@@ -110,7 +112,7 @@ mod tests {
             let [m, n] = cut.wide();
             let op = MatrixMomentum {
                 gradient,
-                momentum,
+                momentum: Some(momentum),
                 out: b.poison([1, cut.count(), m, n]),
                 settings: b.settings(settings),
                 results: b.results(Results { loss: 0.0, squared_norm: 16.0 }),
@@ -134,6 +136,16 @@ mod tests {
             }
             // What belongs to other matrices, and padding, stays.
             assert!((0..128).filter(|at| !met[*at]).all(|at| b.get(momentum)[at] == before[at]));
+            // Blended before, they are only cut.
+            let g = <[f32; 128]>::try_from(b.get(gradient)).unwrap();
+            b.run(MatrixMomentum { momentum: None, ..op });
+            for number in 0..cut.count() {
+                for (r, c) in (0..cut.rows).flat_map(|r| (0..5).map(move |c| (r, c))) {
+                    let place = if cut.is_tall() { c * n + r } else { r * n + c };
+                    let at = (cut.row(number, r) + u64::from(c)) as usize;
+                    assert_eq!(b.get(op.out)[(number * m * n + place) as usize], g[at]);
+                }
+            }
         }
     }
 
@@ -145,7 +157,7 @@ mod tests {
         let before = <[f32; 12]>::try_from(b.get(momentum)).unwrap();
         let op = MatrixMomentum {
             gradient,
-            momentum,
+            momentum: Some(momentum),
             out: b.poison([1, 1, 3, 4]),
             settings: b.settings(Settings::UNIT),
             results: b.results(Results { loss: f32::NAN, squared_norm: 1.0 }),

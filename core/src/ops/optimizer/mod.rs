@@ -2,6 +2,7 @@
 
 mod adamw;
 mod average;
+mod blend_momentum;
 mod cut;
 mod factored;
 mod lion;
@@ -17,6 +18,7 @@ mod squared_norm;
 
 pub use adamw::{AdamW, AdamWFactors};
 pub use average::{Average, Exchange};
+pub use blend_momentum::BlendMomentum;
 pub use cut::Cut;
 pub use factored::{EmbedUpdate, FactoredUpdate};
 pub use lion::Lion;

@@ -1,6 +1,9 @@
 //! What every rule of update reads and writes besides its own state, with the global clip and the masters of bf16.
 
 use super::masters::Masters;
+use crate::compressed::BLOCK;
+#[cfg(feature = "compressed")]
+use crate::compressed::{Block, Code};
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
 use crate::optimizer::{Group, STATES};
@@ -64,7 +67,7 @@ pub trait ByElement: Operation {
         visit(Operand::update("weight", moved.weight));
         moved.remainder.into_iter().for_each(|r| visit(Operand::update("remainder", r).remainders()));
         visit(Operand::read("gradient", moved.gradient));
-        self.states().into_iter().flatten().for_each(|(name, state)| visit(Operand::update(name, state).exact()));
+        self.states().into_iter().flatten().for_each(|(name, state)| visit(Operand::update(name, state).state()));
         visit(Operand::read("settings", moved.settings).exact());
         visit(Operand::read("results", moved.results).exact());
     }
@@ -80,7 +83,12 @@ pub trait ByElement: Operation {
         self.expect(moved.remainder.is_none_or(|r| r.elements() == n && bf16), "remainder")?;
         self.expect(moved.gradient.elements() == n, "gradient")?;
         let mut states = self.states().into_iter().flatten();
-        states.try_for_each(|(name, state)| self.expect(state.elements() == n, name))?;
+        // All of them in blocks, which none is cut of, or none.
+        let coded = self.states().into_iter().flatten().any(|(_, state)| matches!(state.dtype, Dtype::Coded(_)));
+        states.try_for_each(|(name, state)| {
+            let alike = matches!(state.dtype, Dtype::Coded(_)) == coded;
+            self.expect(state.elements() == n && alike && (!coded || n.is_multiple_of(BLOCK as u64)), name)
+        })?;
         self.expect(moved.settings.elements() == Settings::LEN, "settings")?;
         self.expect(moved.results.elements() == Results::LEN, "results")
     }
@@ -103,8 +111,13 @@ pub trait ByElement: Operation {
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
         let (factors, gradient) = (self.factors(&factors), gradient.f32()?);
+        let mut masters = Masters::of(&mut weight, &mut remainder)?;
+        #[cfg(feature = "compressed")]
+        if let Some(coded) = first.coded_mut()? {
+            return each_block(self, &factors, masters, gradient, [Some(coded), second.coded_mut()?]);
+        }
         let (first, second) = (first.f32_mut()?, second.f32_mut()?);
-        Masters::of(&mut weight, &mut remainder)?.each(|i, w| {
+        masters.each(|i, w| {
             // Empty where nothing is kept, and a gradient is as long as its weights.
             let state = [&*first, &*second].map(|state| state.get(i).copied().unwrap_or(0.0));
             let (new, state) = self.element(&factors, w, gradient.get(i).copied().unwrap_or(0.0), state);
@@ -117,6 +130,35 @@ pub trait ByElement: Operation {
         });
         Ok(())
     }
+}
+
+/// [`ByElement::each`] of states in blocks of 8 bits.
+#[cfg(feature = "compressed")]
+#[inline(never)]
+fn each_block<O: ByElement>(
+    op: &O,
+    factors: &O::Factors,
+    mut masters: Masters<'_>,
+    gradient: &[f32],
+    mut states: [Option<(Code, &mut [Block])>; STATES],
+) -> Result<(), OperationError> {
+    for (b, gradient) in gradient.chunks_exact(BLOCK).enumerate() {
+        let mut masters = masters.part(b * BLOCK..(b + 1) * BLOCK).ok_or(op.misfit("weight"))?;
+        let mut numbers = [[0.0; BLOCK]; STATES];
+        for (numbers, (code, blocks)) in numbers.iter_mut().zip(states.iter().flatten()) {
+            code.unpack(&blocks[b], numbers);
+        }
+        let [first, second] = &mut numbers;
+        masters.each(|i, w| {
+            let (new, [m, v]) = op.element(factors, w, gradient[i], [first[i], second[i]]);
+            (first[i], second[i]) = (m, v);
+            new
+        });
+        for (numbers, (code, blocks)) in numbers.iter().zip(states.iter_mut().flatten()) {
+            code.pack(numbers, &mut blocks[b]);
+        }
+    }
+    Ok(())
 }
 
 impl Factors {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use capful_core::compressed::{BLOCK, BYTES, Code};
 use capful_core::device::{Device as _, Op, Reference};
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Region, Space};
@@ -18,6 +19,12 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
         Dtype::U32 => values.iter().flat_map(|v| (*v as u32).to_le_bytes()).collect(),
         Dtype::E4m3 => values.iter().map(|v| Format::E4m3.encode(*v)).collect(),
         Dtype::E5m2 => values.iter().map(|v| Format::E5m2.encode(*v)).collect(),
+        Dtype::Remainder8 => values.iter().map(|v| remainder::split8(*v).1 as u8).collect(),
+        Dtype::Coded(code) => {
+            let mut blocks = vec![[0; BYTES]; values.len() / BLOCK];
+            values.as_chunks().0.iter().zip(&mut blocks).for_each(|(numbers, block)| code.pack(numbers, block));
+            blocks.concat()
+        }
         Dtype::F16 | Dtype::I8 | Dtype::I4 => unreachable!("laid as bytes"),
     }
 }
@@ -28,6 +35,12 @@ pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
         Dtype::Bf16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
         // In units: without the bf16 they are no numbers.
         Dtype::Remainder => bytes.as_chunks().0.iter().map(|b| i16::from_le_bytes(*b).into()).collect(),
+        Dtype::Remainder8 => bytes.iter().map(|b| f32::from(*b as i8)).collect(),
+        Dtype::Coded(code) => {
+            let mut numbers = vec![[0.0; BLOCK]; bytes.len() / BYTES];
+            bytes.as_chunks().0.iter().zip(&mut numbers).for_each(|(block, numbers)| code.unpack(block, numbers));
+            numbers.concat()
+        }
         Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
         Dtype::U32 => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b) as f32).collect(),
         Dtype::E4m3 => bytes.iter().map(|b| Format::E4m3.decode(*b)).collect(),
@@ -165,6 +178,20 @@ impl Lay {
         (self.kept == Dtype::Bf16).then(|| self.numbers(Dtype::Remainder, shape, values))
     }
 
+    /// The same of their upper 8 bits.
+    pub fn remainders8(&mut self, shape: [u32; 4], values: &[f32]) -> Option<Region> {
+        (self.kept == Dtype::Bf16).then(|| self.numbers(Dtype::Remainder8, shape, values))
+    }
+
+    /// Normal numbers or their squares in blocks of 8 bits, on the Reference too.
+    pub fn coded(&mut self, code: Code, shape: [u32; 4], scale: f32) -> Region {
+        let mut values = self.drawn(shape, scale);
+        if code == Code::Square {
+            values.iter_mut().for_each(|x| *x *= *x);
+        }
+        self.numbers(Dtype::Coded(code), shape, &values)
+    }
+
     /// To be written, in the precision's type.
     pub fn poison(&mut self, shape: [u32; 4]) -> Region {
         self.poison_of(self.kept, shape)
@@ -249,6 +276,8 @@ impl Lay {
             let exact = tolerance == 0.0 && region.dtype != operand.region.dtype;
             let expected = if exact { rounded() } else { expected };
             let (distance, farthest) = (distance(&found, &expected), farthest(&found, &expected));
+            // A number that lies between two codes may have either of them: few do.
+            let tolerance = if let Dtype::Coded(_) = region.dtype { tolerance.max(1e-3) } else { tolerance };
             // Shown by `--nocapture`: the parity on this device.
             println!("parity {name} {} operand {i} {distance:.1e} {farthest:.1e}", self.kept.name());
             assert!(

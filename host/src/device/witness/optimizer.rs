@@ -1,9 +1,10 @@
 //! Norms of gradients, and updates of parameters.
 
+use capful_core::compressed::Code;
 use capful_core::memory::{Dtype, Sections, Sharing};
 use capful_core::ops::{
-    AdamW, Average, Cut, EmbedUpdate, Exchange, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Moved, Orthogonalise,
-    PieceNorms, RowFactors, Sgd, SquaredNorm, SumNorms,
+    AdamW, Average, BlendMomentum, Cut, EmbedUpdate, Exchange, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Moved,
+    Orthogonalise, PieceNorms, RowFactors, Sgd, SquaredNorm, SumNorms,
 };
 use capful_core::optimizer::Group;
 use capful_core::random::Random;
@@ -97,6 +98,33 @@ pub fn rules(w: &mut impl Witness, split: bool) {
                 Sgd { moved: in_halves(l, moved, &values, split), buffer, momentum }
             });
         }
+    }
+}
+
+/// Every rule with states in 8 bits, whose bf16 weights have 8 bits of remainders: a part of a thread block, several, and what no
+/// step changes.
+pub fn rules_with_states_in_8_bits(w: &mut impl Witness) {
+    for (count, squared_norm) in [(128, 0.25), (1024, 9.0), (70_016, 9.0), (384, f32::NAN)] {
+        let (values, shape) = (normal(count), vector(count));
+        let short = |l: &mut Lay, moved: Moved| Moved { remainder: l.remainders8(shape, &values), ..moved };
+        w.case(|l| {
+            let moved = parameters(l, &values, squared_norm);
+            let (first, second) = (l.coded(Code::Moment, shape, 0.1), l.coded(Code::Square, shape, 0.1));
+            AdamW { moved: short(l, moved), first, second, beta1: 0.9, beta2: 0.95, eps: 1e-8 }
+        });
+        w.case(|l| {
+            let (moved, momentum) = (parameters(l, &values, squared_norm), l.coded(Code::Moment, shape, 0.1));
+            Lion { moved: short(l, moved), momentum, beta1: 0.9, beta2: 0.99 }
+        });
+        w.case(|l| {
+            let (moved, buffer) = (parameters(l, &values, squared_norm), l.coded(Code::Moment, shape, 0.1));
+            Sgd { moved: short(l, moved), buffer: Some(buffer), momentum: 0.9 }
+        });
+        w.case(|l| {
+            let (gradient, momentum) = (l.gradient(shape, true), l.coded(Code::Moment, shape, 0.1));
+            let (settings, results) = (control(l, 0.5)[0], l.results(0.0, squared_norm));
+            BlendMomentum { gradient, momentum, settings, results, group: Group::Matrix }
+        });
     }
 }
 
@@ -210,7 +238,16 @@ pub fn matrices_are_gathered_and_moved(w: &mut impl Witness) {
         for squared_norm in [25.0, f32::NAN] {
             w.case(|l| MatrixMomentum {
                 gradient: l.gradient(table, true),
-                momentum: l.exact(table, 1.0),
+                momentum: Some(l.exact(table, 1.0)),
+                out: l.poison(wide),
+                settings: control(l, 0.5)[0],
+                results: l.results(1.0, squared_norm),
+                group,
+                cut,
+            });
+            w.case(|l| MatrixMomentum {
+                gradient: l.gradient(table, true),
+                momentum: None,
                 out: l.poison(wide),
                 settings: control(l, 0.5)[0],
                 results: l.results(1.0, squared_norm),
@@ -218,13 +255,18 @@ pub fn matrices_are_gathered_and_moved(w: &mut impl Witness) {
                 cut,
             });
             w.case(|l| row_factors(l, cut, squared_norm));
-            for (cautious, split, by_rows) in [(false, false, false), (true, true, false), (false, true, true)] {
+            for (cautious, split, by_rows) in
+                [(false, None, false), (true, Some(false), false), (false, Some(true), true)]
+            {
                 w.case(|l| {
                     let weight = l.kept(table, values.clone());
                     let (x, settings) = (l.normal(wide, 1.0), control(l, 0.5)[0]);
                     let factors = by_rows.then(|| l.exact(matrix(cut.count(), cut.rows), 1.0));
                     let results = l.results(1.0, squared_norm);
-                    let remainder = if split { l.remainders(table, &values) } else { None };
+                    let remainder = split.and_then(|upper| match upper {
+                        true => l.remainders8(table, &values),
+                        false => l.remainders(table, &values),
+                    });
                     let (rate, decay) = (3.0, 0.5);
                     MatrixMove { weight, remainder, x, factors, settings, results, group, cut, rate, decay, cautious }
                 });

@@ -2,6 +2,7 @@
 
 mod adamw;
 mod average;
+mod blend_momentum;
 mod factored;
 mod matrix_momentum;
 mod matrix_move;

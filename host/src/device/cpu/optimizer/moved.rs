@@ -1,12 +1,14 @@
 //! What every rule of update does on the CPU: pieces of parameters, gradients and state, one after the other through the
 //! caches. Bound by memory.
 
+use capful_core::compressed::{BLOCK, Block, Code};
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{ByElement, Lion, Sgd};
 use capful_core::optimizer::STATES;
 use capful_core::train::{Results, Settings};
 
+use crate::device::cpu::pool::{Parts, Pool};
 use crate::device::cpu::simd::vectorise;
 use crate::device::cpu::{Cpu, OnCpu};
 
@@ -39,6 +41,14 @@ impl Cpu {
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
         let (factors, gradient) = (op.factors(&factors), gradient.f32()?);
+        if let Some(first) = first.coded_mut()? {
+            let states = [Some(first), second.coded_mut()?];
+            let weight = weight.f32_mut()?;
+            move_blocks(&mut self.pool, weight, gradient, states, |weight, gradient, states| {
+                piece(&factors, weight, gradient, states);
+            });
+            return Ok(());
+        }
         let bands = [(weight.f32_mut()?, PIECE), (first.f32_mut()?, PIECE), (second.f32_mut()?, PIECE)];
         self.pool.bands(bands, |_, number, [weight, first, second]| {
             let gradient = &gradient[number * PIECE..][..weight.len()];
@@ -46,6 +56,38 @@ impl Cpu {
         });
         Ok(())
     }
+}
+
+/// The same of states in blocks of 8 bits, which are f32 for as long as `piece` moves them.
+fn move_blocks(
+    pool: &mut Pool,
+    weight: &mut [f32],
+    gradient: &[f32],
+    states: [Option<(Code, &mut [Block])>; STATES],
+    piece: impl Fn(&mut [f32], &[f32], [&mut [f32]; STATES]) + Sync,
+) {
+    const BLOCKS: usize = PIECE / BLOCK;
+    let codes = [0, 1].map(|i| states[i].as_ref().map(|(code, _)| *code));
+    let [first, second] = states.map(|state| state.map_or(&mut [][..], |(_, blocks)| blocks));
+    let bands = [(first, BLOCKS), (second, BLOCKS)];
+    let weight = Parts::new(weight);
+    pool.bands(bands, |_, number, mut states| {
+        let (begin, count) = (number * PIECE, states[0].len() * BLOCK);
+        // SAFETY: a piece is one task's.
+        let weight = unsafe { weight.range(begin..begin + count) };
+        let rows = weight.chunks_exact_mut(BLOCK).zip(gradient[begin..][..count].chunks_exact(BLOCK));
+        for (b, (weight, gradient)) in rows.enumerate() {
+            let mut numbers = [[0.0; BLOCK]; STATES];
+            for (i, numbers) in numbers.iter_mut().enumerate() {
+                codes[i].iter().for_each(|code| vectorise!(code.unpack(&states[i][b], numbers)));
+            }
+            let [first, second] = &mut numbers;
+            piece(weight, gradient, [first, if codes[1].is_some() { second } else { &mut [] }]);
+            for (i, numbers) in numbers.iter().enumerate() {
+                codes[i].iter().for_each(|code| vectorise!(code.pack_by(f32::sqrt, numbers, &mut states[i][b])));
+            }
+        }
+    });
 }
 
 /// Updates by element.

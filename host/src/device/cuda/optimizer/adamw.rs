@@ -12,7 +12,7 @@ impl OnCuda for AdamW {
     fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         let Self { beta1, beta2, eps, .. } = self;
         let [first, second] = [cuda.address(self.first)?, cuda.address(self.second)?];
-        let (moved, launch) = cuda.moved("adamw", &self.moved, &[first, second])?;
+        let (moved, launch) = cuda.moved("adamw", &self.moved, &[Some(self.first), Some(self.second)])?;
         let arguments = AdamWArgs { moved, first, second, beta1, beta2, eps };
         cuda.launch("adamw", &launch.kernel, launch.grid, 256, &arguments)
     }

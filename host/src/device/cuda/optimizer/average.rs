@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Average, Exchange};
 
+use super::moved::is_upper;
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::arguments::AverageArgs;
 use crate::device::cuda::device::{Cuda, blocks, threads, width};
@@ -40,6 +41,7 @@ fn launch(
         results: results?,
         count: weight.elements(),
         wide: 0,
+        upper: is_upper(remainder),
     };
     let width = width(weight.dtype, 0, &[arguments.weight, arguments.remainder, arguments.average]);
     arguments.wide = (width > 1).into();

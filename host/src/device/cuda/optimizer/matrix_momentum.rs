@@ -27,7 +27,7 @@ impl OnCuda for MatrixMomentum {
     fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         let arguments = MatrixMomentumArgs {
             gradient: cuda.address(self.gradient)?,
-            momentum: cuda.address(self.momentum)?,
+            momentum: cuda.address_or_null(self.momentum)?,
             out: cuda.address(self.out)?,
             settings: cuda.address(self.settings)?,
             results: cuda.address(self.results)?,

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::ops::MatrixMove;
 
 use super::matrix_momentum::tiles;
+use super::moved::is_upper;
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::arguments::{CutArgs, MatrixMoveArgs};
 use crate::device::cuda::device::Cuda;
@@ -23,6 +24,7 @@ impl OnCuda for MatrixMove {
             decay: self.decay,
             scale: self.scale(),
             cautious: self.cautious.into(),
+            upper: is_upper(self.remainder),
         };
         let kernel = format!("matrix_move_{}_{}", self.weight.dtype.name(), self.x.dtype.name());
         cuda.launch("matrix_move", &kernel, tiles(&self.cut), 256, &arguments)

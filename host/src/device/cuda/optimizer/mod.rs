@@ -2,6 +2,7 @@
 
 mod adamw;
 mod average;
+mod blend_momentum;
 mod factored;
 mod lion;
 mod matrix_momentum;

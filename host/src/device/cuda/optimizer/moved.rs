@@ -1,10 +1,16 @@
 //! What every rule of update takes on a GPU besides its own state.
 
 use capful_core::device::OperationError;
+use capful_core::memory::{Dtype, Region};
 use capful_core::ops;
 
 use crate::device::cuda::arguments::MovedArgs;
 use crate::device::cuda::device::{Cuda, blocks, threads, width};
+
+/// Whether a remainder is the upper 8 bits.
+pub(super) fn is_upper(remainder: Option<Region>) -> u32 {
+    remainder.is_some_and(|r| r.dtype == Dtype::Remainder8).into()
+}
 
 /// A launch of an update: which kernel of the rule's, and by how many blocks of 256 threads.
 pub(super) struct Launch {
@@ -13,12 +19,12 @@ pub(super) struct Launch {
 }
 
 impl Cuda {
-    /// The arguments of an update of the rule `name`, whose state lies at `states`, and its launch.
+    /// The arguments of an update of the rule `name`, which keeps `states`, and its launch.
     pub(super) fn moved(
         &mut self,
         name: &str,
         o: &ops::Moved,
-        states: &[u64],
+        states: &[Option<Region>],
     ) -> Result<(MovedArgs, Launch), OperationError> {
         let mut moved = MovedArgs {
             weight: self.address(o.weight)?,
@@ -31,12 +37,21 @@ impl Cuda {
             rate: o.rate,
             decay: o.decay,
             wide: 0,
+            upper: is_upper(o.remainder),
         };
-        let own = [moved.weight, moved.remainder, moved.gradient];
-        let width = [&own[..], states].into_iter().map(|some| width(o.weight.dtype, 0, some)).min().unwrap_or(1);
+        let coded = states.iter().flatten().any(|state| matches!(state.dtype, Dtype::Coded(_)));
+        let mut addresses = vec![moved.weight, moved.remainder, moved.gradient];
+        if !coded {
+            states.iter().try_for_each(|state| self.address_or_null(*state).map(|at| addresses.push(at)))?;
+        }
+        let width = width(o.weight.dtype, 0, &addresses);
+        if coded && width == 1 {
+            return Err(OperationError::Unsupported("states in 8 bits are moved by 16 bytes of parameters at a time"));
+        }
         moved.wide = (width > 1).into();
         let grid = [blocks(threads(moved.count, width), 256), 1, 1];
-        let kernel = format!("{name}_{}_{}", o.weight.dtype.name(), o.gradient.dtype.name());
+        let suffix = if coded { "_8" } else { "" };
+        let kernel = format!("{name}_{}_{}{suffix}", o.weight.dtype.name(), o.gradient.dtype.name());
         Ok((moved, Launch { kernel, grid }))
     }
 }

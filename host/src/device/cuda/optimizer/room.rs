@@ -1,15 +1,27 @@
 //! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
 
 use capful_core::ops::{
-    AdamW, Average, EmbedUpdate, Exchange, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Orthogonalise, PieceNorms,
-    RowFactors, Sgd, SquaredNorm, SumNorms,
+    AdamW, Average, BlendMomentum, EmbedUpdate, Exchange, FactoredUpdate, Lion, MatrixMomentum, MatrixMove,
+    Orthogonalise, PieceNorms, RowFactors, Sgd, SquaredNorm, SumNorms,
 };
 
 use crate::device::cuda::profile::{CudaProfile, Precision, WORKSPACE, piece_bytes};
 use crate::device::cuda::room::embedding::SortRoom;
 use crate::device::cuda::room::{CudaScratch, without_scratch};
 
-without_scratch!(AdamW, Average, Exchange, Lion, MatrixMomentum, MatrixMove, PieceNorms, RowFactors, Sgd, SumNorms);
+without_scratch!(
+    AdamW,
+    Average,
+    BlendMomentum,
+    Exchange,
+    Lion,
+    MatrixMomentum,
+    MatrixMove,
+    PieceNorms,
+    RowFactors,
+    Sgd,
+    SumNorms
+);
 
 /// Of orthogonalise.cuh: pieces of a matrix whose squares are summed apart.
 pub const NORM_PIECES: u32 = 64;

@@ -321,7 +321,7 @@ impl Blas {
                 Dtype::E4m3 => TYPE_E4M3,
                 Dtype::E5m2 => TYPE_E5M2,
                 // The others are no operands of its products.
-                Dtype::F32 | Dtype::Remainder | Dtype::U32 | Dtype::F16 | Dtype::I8 | Dtype::I4 => TYPE_F32,
+                _ => TYPE_F32,
             };
             let input_b = if eight_bits { Dtype::E4m3 } else { shape.input };
             let mut layout = |dtype, rows: u64, columns: u64| {

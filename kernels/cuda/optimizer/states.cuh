@@ -1,0 +1,83 @@
+// The states of a rule: f32, or blocks of 128 numbers in 8 bits, as core's `compressed` has them. N neighbours of a thread are a
+// part of one block, which the threads of a part of a warp have together.
+#pragma once
+#include "../vector.cuh"
+
+constexpr u32 BLOCK = 128, BLOCK_BYTES = 4 + BLOCK;
+
+struct Plain {
+    static constexpr bool CODED = false;
+
+    template <int N>
+    __device__ static void read(float (&x)[N], const void* table, u64 at, bool) {
+        ::read(x, (const float*)table + at);
+    }
+    template <int N>
+    __device__ static void write(void* table, u64 at, const float (&x)[N], bool) {
+        ::write((float*)table + at, x);
+    }
+};
+
+// Codes of momenta, or of squares.
+template <bool SQUARES>
+struct Coded {
+    static constexpr bool CODED = true;
+
+    __device__ static float decode(u32 code, float scale) {
+        if (!SQUARES) {
+            float c = (float)(signed char)code;
+            return c / (254.0f - fabsf(c)) * scale;
+        }
+        float root = (float)code * (float)code;
+        return root * root * (1.0f / (65025.0f * 65025.0f)) * scale;
+    }
+
+    __device__ static u32 encode(float x, float inverse) {
+        float share = x * inverse;
+        if (!SQUARES) return (u32)__float2int_rn(254.0f * share / __fadd_rn(1.0f, fabsf(share))) & 0xff;
+        u32 code = (u32)__float2int_rn(255.0f * sqrtf(sqrtf(share)));
+        return code == 0 && share > 0.0f ? 1 : code;
+    }
+
+    // A thread without elements reads zeros.
+    template <int N>
+    __device__ static void read(float (&x)[N], const void* table, u64 at, bool has) {
+        static_assert(N % 4 == 0, "codes are read in words");
+        const char* block = (const char*)table + at / BLOCK * BLOCK_BYTES;
+        float scale = has ? *(const float*)block : 0.0f;
+        const u32* codes = (const u32*)(block + 4 + at % BLOCK);
+#pragma unroll
+        for (int w = 0; w < N / 4; w++) {
+            u32 word = has ? codes[w] : 0;
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[4 * w + i] = decode(word >> 8 * i & 0xff, scale);
+        }
+    }
+
+    // All threads of a warp call it.
+    template <int N>
+    __device__ static void write(void* table, u64 at, const float (&x)[N], bool has) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; i++) largest = fmaxf(largest, has ? fabsf(x[i]) : 0.0f);
+#pragma unroll
+        for (int lane = BLOCK / N / 2; lane > 0; lane /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, lane));
+        if (!has) return;
+        // 2 to the -100.
+        bool none = largest < 7.88860905e-31f;
+        float inverse = none ? 0.0f : 1.0f / largest;
+        char* block = (char*)table + at / BLOCK * BLOCK_BYTES;
+        if (at % BLOCK == 0) *(float*)block = none ? 0.0f : largest;
+        u32* codes = (u32*)(block + 4 + at % BLOCK);
+#pragma unroll
+        for (int w = 0; w < N / 4; w++) {
+            u32 word = 0;
+#pragma unroll
+            for (int i = 0; i < 4; i++) word |= encode(x[4 * w + i], inverse) << 8 * i;
+            codes[w] = word;
+        }
+    }
+};
+
+using Moments8 = Coded<false>;
+using Squares8 = Coded<true>;
