@@ -139,12 +139,14 @@ fn held(session: &mut Session, role: Role) -> Vec<(usize, u32)> {
     let (mut found, mut number) = (Vec::new(), 0);
     let lasting = session.laid.lasting.clone();
     for (_, region) in lasting.iter().filter(|entry| entry.slot.role == role).flat_map(Entry::tensors) {
-        let mut bits = vec![0u32; region.elements() as usize];
+        let (size, mut bytes) = (region.dtype.size() as usize, vec![0; region.bytes() as usize]);
         let mut storage = session.storage();
-        storage.read(region, bytemuck::cast_slice_mut(&mut bits)).unwrap();
+        storage.read(region, &mut bytes).unwrap();
         let held = storage.held(region);
-        found.extend((held.start / 4..held.end / 4).map(|i| (number + i, bits[i])));
-        number += bits.len();
+        // A number in 8 bits by itself.
+        let bits = |i: usize| bytes[i * size..][..size].iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte));
+        found.extend((held.start / size..held.end / size).map(|i| (number + i, bits(i))));
+        number += bytes.len() / size;
     }
     found
 }
@@ -194,6 +196,23 @@ fn exact_ranks_have_the_bits_of_one_whatever_their_number() {
                 let expected: Vec<f32> = (0..count).map(|rank| (10 * (STEPS - 1) as u32 + rank) as f32).collect();
                 assert_eq!(told, expected);
             }
+            assert!(moments(&ranks) == expected, "{run:?}: {count} ranks have other moments");
+        }
+    }
+}
+
+#[test]
+fn ranks_share_states_in_8_bits() {
+    for model in [UNTIED, MIXED, WHOLE_FACTOR, QUICK] {
+        let model = &*format!("states = '8bit'\n{model}").leak();
+        let run = Run { model, ..EXACT };
+        let alone = train(run, 1);
+        let expected = moments(&alone);
+        assert!(!expected.is_empty());
+        for (run, count) in [(run, 2), (run, 3), (Run { zero: 2, ..run }, 2)] {
+            let ranks = train(run, count);
+            assert!(ranks.iter().all(|rank| rank.results == alone[0].results), "{run:?}: {count} ranks");
+            assert!(ranks.iter().all(|rank| rank.weights == alone[0].weights), "{run:?}: {count} ranks");
             assert!(moments(&ranks) == expected, "{run:?}: {count} ranks have other moments");
         }
     }

@@ -508,3 +508,36 @@ fn the_runs_of_a_sweep_share_a_gpu() {
     let apart = host(dir, &line).ok();
     assert!(!apart.err.contains("2 at once"), "{}", apart.err);
 }
+
+#[test]
+fn masters_in_24_bits_go_on_and_are_the_weights_of_their_files() {
+    let dir = directory();
+    let dir = dir.path();
+    let flags = "--device cuda --precision bf16 --states 8bit --masters f24";
+    for preset in ["pythia-tiny", "quick-tiny"] {
+        let run = |more: &str| {
+            host(dir, &format!("train --preset {preset} {SMALL} --lr 0.01 --save-every 1 --keep 99 {more}")).ok()
+        };
+        let at = |what: &str| format!("{preset}-{what}");
+        run(&format!("{flags} --steps 6 --out {}", at("whole")));
+        run(&format!("{flags} --steps 3 --out {}", at("parts")));
+        run(&format!("--steps 6 --resume --out {}", at("parts")));
+        for part in ["model.safetensors", "optimizer.safetensors"] {
+            assert!(bytes(dir, &at("whole"), 6, part) == bytes(dir, &at("parts"), 6, part), "{preset}: {part}");
+        }
+        // A master has 8 bits less than an f32, and its rounding is the weight.
+        let read = |name| safetensors::read(&dir.join(at("whole")).join("checkpoint-00000006").join(name));
+        let (weights, kept) = (read("model.safetensors"), read("optimizer.safetensors"));
+        let mut compared = 0;
+        for (name, master) in kept.iter().filter_map(|(name, tensor)| Some((name.strip_prefix("master.")?, tensor))) {
+            for (master, weight) in master.numbers().iter().zip(weights[name].numbers()) {
+                assert_eq!(master.to_bits() & 0xff, 0, "{name}");
+                // To the nearest, of two the even one.
+                let upper = (master.to_bits() + 0x7fff + (master.to_bits() >> 16 & 1)) & 0xffff_0000;
+                assert_eq!(f32::from_bits(upper), weight, "{name}");
+                compared += usize::from(*master != weight);
+            }
+        }
+        assert!(compared > 1000, "{preset}: {compared}");
+    }
+}

@@ -45,6 +45,7 @@ mod saved;
 mod schedule;
 mod screen;
 mod softcap;
+mod states;
 mod suggest;
 mod sweep;
 mod time;

@@ -110,7 +110,7 @@ fn muon_goes_where_pytorchs_goes() {
         let (rate, decay) = (1.0, number("weight_decay"));
         let (remainder, factors) = (None, None);
         let ops: [Op; 3] = [
-            MatrixMomentum { gradient, momentum, out: x, settings, results, group, cut }.into(),
+            MatrixMomentum { gradient, momentum: Some(momentum), out: x, settings, results, group, cut }.into(),
             Orthogonalise { x, out, gram, polynomial }.into(),
             MatrixMove {
                 weight,

@@ -1,0 +1,127 @@
+//! Optimizer states in 8 bits, and masters in 24: their bytes, their numbers, and runs that go on.
+
+use std::fs;
+use std::path::Path;
+
+use capful_tests::binary::{TINY, directory, host};
+use capful_tests::runs::losses;
+use capful_tests::safetensors;
+
+const RUN: &str = "--json --schedule constant --warmup 1 --lr 0.01 --log-every 1 --save-every 1 --keep 99 --data tales";
+/// Bytes of a block of 128 numbers.
+const BYTES: usize = 132;
+
+fn file(run: &Path, step: u32, name: &str) -> Vec<u8> {
+    fs::read(run.join(format!("checkpoint-{step:08}/{name}"))).unwrap()
+}
+
+/// The numbers of blocks in f64, by the formulas of the page of the configuration.
+fn decoded(bytes: &[u8], square: bool) -> Vec<[f64; 2]> {
+    let (blocks, rest) = bytes.as_chunks::<BYTES>();
+    assert!(rest.is_empty());
+    let number = |scale: f64, code: u8| {
+        let (c, step) =
+            if square { (f64::from(code) / 255.0, 1.0 / 255.0) } else { (f64::from(code as i8) / 127.0, 1.0 / 127.0) };
+        // A number, and by how much its neighbours differ.
+        let of = |c: f64| if square { scale * c.powi(4) } else { scale * c / (2.0 - c.abs()) };
+        [of(c), (of(c.abs() + step) - of(c.abs())).abs()]
+    };
+    let block = |block: &[u8; BYTES]| {
+        let scale = f64::from(f32::from_le_bytes(block[..4].try_into().unwrap()));
+        block[4..].iter().map(|code| number(scale, *code)).collect::<Vec<_>>()
+    };
+    blocks.iter().flat_map(block).collect()
+}
+
+#[test]
+fn a_step_from_zero_moves_as_with_f32_and_keeps_the_nearest_codes() {
+    let dir = directory();
+    for (preset, second) in [("pythia-tiny", "second_moment."), ("neurogen-tiny --seq-len 16", "second_moment.")] {
+        let tiny = if preset.starts_with("neuro") {
+            "--set embedding=16 --batch-size 4 --eval-tokens 500 --baseline-tokens 0"
+        } else {
+            TINY
+        };
+        for (out, states) in [("f32", ""), ("coded", "--states 8bit")] {
+            let _ = fs::remove_dir_all(dir.path().join(out));
+            host(dir.path(), &format!("train --preset {preset} {tiny} {RUN} --steps 1 {states} --out {out}")).ok();
+        }
+        let at = |run: &str, name| dir.path().join(run).join("checkpoint-00000001").join(name);
+        assert!(
+            file(&dir.path().join("f32"), 1, "model.safetensors")
+                == file(&dir.path().join("coded"), 1, "model.safetensors")
+        );
+        let [exact, coded] = ["f32", "coded"].map(|run| safetensors::read(&at(run, "optimizer.safetensors")));
+        let mut compared = 0;
+        for (name, tensor) in
+            coded.iter().filter(|(name, _)| name.starts_with("first_moment.") || name.starts_with(second))
+        {
+            // Of several tensors in a table the first names all of it.
+            let Some(expected) = exact.get(name).map(|tensor| tensor.numbers()) else { panic!("{name} is not there") };
+            let found = decoded(&tensor.bytes, name.starts_with(second));
+            assert!(found.len() >= expected.len(), "{name}");
+            for (x, [y, step]) in expected.iter().zip(found) {
+                assert!((f64::from(*x) - y).abs() <= 0.55 * step, "{name}: {x} is kept as {y}");
+                compared += usize::from(y != 0.0);
+            }
+        }
+        assert!(compared > 1000, "{preset}: {compared}");
+    }
+}
+
+#[test]
+fn runs_go_on_and_end_where_those_with_f32_end() {
+    let dir = directory();
+    for preset in ["pythia-tiny", "quick-tiny"] {
+        let run = |more: &str| host(dir.path(), &format!("train --preset {preset} {TINY} {RUN} {more}")).ok();
+        let name = |what: &str| format!("{preset}-{what}");
+        run(&format!("--steps 60 --out {}", name("f32")));
+        run(&format!("--steps 60 --states 8bit --threads 1 --out {}", name("coded")));
+        run(&format!("--steps 25 --states 8bit --threads 2 --out {}", name("parts")));
+        run(&format!("--steps 60 --resume --threads 2 --out {}", name("parts")));
+        for part in ["model.safetensors", "optimizer.safetensors"] {
+            let [whole, parts] = ["coded", "parts"].map(|what| file(&dir.path().join(name(what)), 60, part));
+            assert!(whole == parts, "{preset}: {part}");
+        }
+        let [(exact, _), (coded, _)] = ["f32", "coded"].map(|what| losses(dir.path(), &name(what)));
+        let mean = |all: &[f64]| all[all.len() - 20..].iter().sum::<f64>() / 20.0;
+        assert!(mean(&exact) < exact[0] - 0.5 && exact != coded, "{preset}");
+        assert!((mean(&coded) / mean(&exact) - 1.0).abs() < 0.01, "{preset}: {} and {}", mean(&coded), mean(&exact));
+    }
+    let refused = "train --resume --states f32 --steps 70 --out pythia-tiny-coded";
+    host(dir.path(), refused).refused(2, &["states", "8bit"]);
+    host(dir.path(), &format!("train {TINY} --masters f24 --steps 1 --out other"))
+        .refused(2, &["--masters f24: in f32 weights are their own masters"]);
+    host(dir.path(), &format!("train {TINY} --states 4bit --steps 1 --out other")).refused(2, &["4bit"]);
+}
+
+/// Bytes of the roles that training keeps, by `host plan`.
+fn bytes(flags: &str) -> f64 {
+    let dir = directory();
+    let line = format!(
+        "plan --preset pythia-70m --vocab-size 10000 --gpu h200 --precision bf16 --gradients bf16 {flags} --json"
+    );
+    let plan = host(dir.path(), &line).ok().json();
+    let regions = plan["regions"].as_array().unwrap();
+    let of = |role: &str| -> f64 {
+        regions
+            .iter()
+            .filter(|r| r["role"] == role)
+            .map(|r| r["bytes"].as_f64().unwrap() + r["padding"].as_f64().unwrap())
+            .sum()
+    };
+    let all: f64 = ["weight", "gradient", "master", "moment"].map(of).iter().sum();
+    all / plan["params"].as_f64().unwrap()
+}
+
+#[test]
+fn adamw_keeps_7_bytes_a_parameter() {
+    let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-4, "{found}, not {expected}");
+    // With rows that the vocabulary is padded by.
+    let all = bytes("");
+    assert!((14.0..14.05).contains(&all));
+    near(bytes("--states 8bit") / all, (6.0 + 2.0 * 132.0 / 128.0) / 14.0);
+    near(bytes("--states 8bit --masters f24") / all, (5.0 + 2.0 * 132.0 / 128.0) / 14.0);
+    let of_matrices = "--states 8bit --masters f24 --optimizer muon";
+    assert!(bytes(of_matrices) < bytes("--states 8bit --masters f24") - 0.3);
+}
