@@ -267,7 +267,7 @@ def figures(found, run):
 def live(browser, host, directory, out, keep):
     """What is wrong with the page of a run while it goes on."""
     wrong = []
-    line = f"train {FAMILIES['pythia']} --time 30s --eval-every 200 --log-every 5 --threads 1 --live 0 --out live"
+    line = f"train {FAMILIES['pythia']} --time 20s --eval-every 200 --log-every 5 --threads 1 --live 0 --out live"
     run = subprocess.Popen(
         [host, *line.split()], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

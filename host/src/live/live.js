@@ -19,22 +19,29 @@
     [...now.querySelectorAll(".wide,.scroll")].forEach((e, i) => { e.scrollLeft = scrolled[i] || 0; });
   }
 
-  async function load() {
+  // The text of the page; nothing where there is none, and the next event asks again.
+  async function ask() {
     try {
       const answer = await fetch("/");
-      if (!answer.ok) return;
-      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const now = page.querySelector("main");
-      if (now) renew(document.querySelector("main"), document.importNode(now, true));
+      return answer.ok ? await answer.text() : null;
     } catch (_) {
-      // The next event asks again.
+      return null;
     }
   }
 
-  // One after the other.
+  async function show(asking) {
+    const text = await asking;
+    if (text === null) return;
+    const page = new DOMParser().parseFromString(text, "text/html");
+    const now = page.querySelector("main");
+    if (now) renew(document.querySelector("main"), document.importNode(now, true));
+  }
+
+  // Asks at once, for the last page is not there for long; shows one after the other.
   function fetchPage() {
     asked = performance.now();
-    last = last.then(load);
+    const asking = ask();
+    last = last.then(() => show(asking));
     return last;
   }
 

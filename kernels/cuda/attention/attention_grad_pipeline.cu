@@ -163,9 +163,10 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
             now = now + SIDE < last ? now + SIDE : j0;
         };
         // To a tile whose queries see this warpgroup's keys: of each head the second's keys are behind the first tile, and the
-        // first's documents may end before the second's.
-        auto seek = [&] {
-            while (t < count) {
+        // first's documents may end before the second's. Not beyond the stage that is in use: nothing comes there before it is
+        // given back.
+        auto seek = [&](u32 in_use) {
+            while (t < count && next != in_use) {
                 wait_for_phase(full + next, phase);
                 u32 first = MASKED ? now - min(offsets[next * SIDE], now) : 0;
                 if (now >= j0 + SIDE * own && first < j0 + SIDE * (own + 1)) return true;
@@ -174,7 +175,8 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
             }
             return false;
         };
-        if (seek()) {
+#pragma unroll 1
+        while (seek(STAGES)) {
             u32 stage = of_warp(next);
             start(stage);
             wait_for_products<1>(scores);
@@ -185,7 +187,7 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
             round_left(gradients, products);
             step();
 #pragma unroll 1
-            while (seek()) {
+            while (seek(stage)) {
                 // As the compiler does not see by itself: the products' descriptors stay in registers of the warp.
                 next = of_warp(next);
                 start(next);
@@ -207,6 +209,8 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
             wait_for_products<0>(value_sums);
             wait_for_products<0>(key_sums);
             arrive_by_warp(empty + stage);
+            // A run of tiles that are passed over is longer than the stages only where documents end.
+            if (!MASKED) break;
         }
 
         u64 first = (u64)work.sequence * end;

@@ -93,7 +93,7 @@ pub fn offsets(batch: u32, t: u32) -> Vec<u32> {
     let mut all = Vec::new();
     for row in 0..batch {
         let (mut offset, mut left, lengths) = match row % 4 {
-            0 => (5, 16, &[1, 46, 18, 110, 2, 1, 63, 5, 64, 130][..]),
+            0 => (5, 16, &[1, 46, 18, 110, 2, 1, 63, 5, 64, 130, 600][..]),
             1 => (0, t, &[][..]),
             2 => (t / 2, t, &[][..]),
             _ => (0, 1, &[1][..]),
