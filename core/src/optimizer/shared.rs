@@ -18,20 +18,21 @@
 //!
 //! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
 
+mod table;
+
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::matrices::{self, Matrices, Place, Stack};
 use super::rule::STATES;
 use super::{Averaged, Group, Learns, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{
-    Dtype, Layers, Layout, Ledger, Part, Region, Role, Section, Sections, Share, Sharing, Slot, Space, Stacked, Window,
+    Dtype, Layers, Ledger, Region, Role, Section, Sections, Share, Sharing, Slot, Space, Stacked, Window,
 };
 use crate::model::{Control, Parameter, Parameters};
 use crate::ops::{AllGather, AllToAll, PieceNorms, SquaredNorm, SumNorms, SumParts};
 use crate::train::Ranks;
+use table::{COLUMNS, Outline, Table};
 
-/// Elements of a row.
-const COLUMNS: u32 = Layout::GRAIN as u32;
 /// Rows of a piece, which is never cut.
 const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / COLUMNS;
 /// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model. Of so
@@ -51,132 +52,6 @@ struct Range {
     rows: u32,
     /// What it is taken apart into, where it is one parameter that moves as whole matrices.
     matrices: Option<Matrices>,
-}
-
-/// What a model's parameters take of the sections, found as they are listed.
-#[derive(Clone, Copy)]
-struct Outline {
-    /// Rows before the layers, of a layer, behind them.
-    rows: [u64; 3],
-    layers: u32,
-}
-
-impl Outline {
-    const NOTHING: Outline = Outline { rows: [0; 3], layers: 1 };
-
-    /// Takes the next parameter: its section, of layers the first, its first row there, and its rows.
-    fn take(&mut self, p: &Parameter) -> (Section, u64, u64) {
-        let [rows, columns] = p.shape.map(u64::from);
-        let each = (rows * columns).div_ceil(COLUMNS.into());
-        // Several of one name that belong to no layer follow each other.
-        let rows = if p.is_layered() { each } else { each.saturating_mul(p.layers.into()) };
-        let (section, taken) = match p.is_layered() {
-            true => (Section::Layer(0), 1),
-            false if self.rows[1] == 0 => (Section::Before, 0),
-            false => (Section::Behind, 2),
-        };
-        if p.is_layered() {
-            self.layers = p.layers;
-        }
-        let first = self.rows[taken];
-        self.rows[taken] = first.saturating_add(rows);
-        (section, first, rows)
-    }
-
-    /// The sections; nothing where they have more rows than are counted, which `ledger` then refuses.
-    fn sections(&self, ledger: &mut dyn Ledger) -> Sections {
-        let mut counted = |rows: u64| {
-            let bytes = rows.saturating_mul(Dtype::F32.row_bytes(COLUMNS));
-            ledger.range("all parameters", Dtype::F32, 0, bytes).rows()
-        };
-        let [before, layer, behind] = self.rows.map(&mut counted);
-        let sections = Sections { before, layer, layers: self.layers, behind };
-        if u64::from(counted(sections.total())) == sections.total() { sections } else { sections.map(|_| 0) }
-    }
-}
-
-/// Where the sections of a table lie.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Table {
-    dtype: Dtype,
-    before: u64,
-    layers: u64,
-    /// Bytes from a layer's first to that of the next one that the table has; 0 where all layers use the same.
-    stride: u64,
-    /// How many layers further that one is.
-    every: u32,
-    behind: u64,
-}
-
-impl Table {
-    /// Makes room for a table whose sections follow each other.
-    fn lay(name: &'static str, space: Space, dtype: Dtype, sections: &Sections, ledger: &mut dyn Ledger) -> Table {
-        let bytes = |rows: u64| rows.saturating_mul(dtype.row_bytes(COLUMNS));
-        let start = ledger.table(name, space, bytes(sections.total()));
-        let at = |section| start.saturating_add(bytes(sections.start(section)));
-        Table {
-            dtype,
-            before: start,
-            layers: at(Section::Layer(0)),
-            stride: bytes(sections.layer.into()),
-            every: 1,
-            behind: at(Section::Behind),
-        }
-    }
-
-    /// Makes room for gradients that are kept until they are added up: all layers use one place, and so do both ends where
-    /// they take turns.
-    fn lay_in_turn(sections: &Sections, ends_take_turns: bool, dtype: Dtype, ledger: &mut dyn Ledger) -> Table {
-        let bytes = |rows: u32| u64::from(rows) * dtype.row_bytes(COLUMNS);
-        let [before, behind] = [sections.before, sections.behind].map(bytes);
-        let start =
-            ledger.table("gradients", Space::Arena, if ends_take_turns { before.max(behind) } else { before + behind });
-        let layers = ledger.table("gradients", Space::Arena, bytes(sections.layer));
-        let behind = if ends_take_turns { start } else { start + before };
-        Table { dtype, before: start, layers, stride: 0, every: 1, behind }
-    }
-
-    /// Shows the parameters of `model` in it that learn, those to which `slot` gives one. Lays the weights of others behind
-    /// it.
-    fn show<M: Parameters>(
-        &self,
-        model: &M,
-        (optimizer, space, role): (&Optimizer, Space, Role),
-        slot: &dyn Fn(&Parameter) -> Option<Slot>,
-        ledger: &mut dyn Ledger,
-    ) -> M::Table {
-        let mut outline = Outline::NOTHING;
-        model.parameters(&mut |p| {
-            if !optimizer.learns(p) {
-                // Of those there are weights and nothing else.
-                let slot = p.slot("", Role::Weight, self.dtype);
-                return if role == Role::Weight { ledger.region(slot) } else { Stacked::NOTHING };
-            }
-            let (section, first, rows) = outline.take(p);
-            let Some(slot) = slot(p) else { return Stacked::NOTHING };
-            let offset = self.at(section).saturating_add(first.saturating_mul(self.dtype.row_bytes(COLUMNS)));
-            // What lies behind the layers and begins where what lies before them does has its bytes.
-            let overlay = section == Section::Behind && self.behind == self.before && first < outline.rows[0];
-            let apart = (rows / u64::from(p.layers.max(1))).saturating_mul(self.dtype.row_bytes(COLUMNS));
-            let stride = if p.is_layered() { self.stride } else { apart };
-            ledger.part(slot, Part { space, offset, stride, overlay })
-        })
-    }
-
-    /// Where `section` begins.
-    const fn at(&self, section: Section) -> u64 {
-        match section {
-            Section::Before => self.before,
-            Section::Layer(l) => self.layers + (l / self.every) as u64 * self.stride,
-            Section::Behind => self.behind,
-        }
-    }
-
-    /// `rows` rows of `section` from row `first` on.
-    const fn rows(&self, section: Section, first: u32, rows: u32) -> Region {
-        let offset = self.at(section) + first as u64 * self.dtype.row_bytes(COLUMNS);
-        Region { space: Space::Arena, dtype: self.dtype, offset, shape: [1, 1, rows, COLUMNS] }
-    }
 }
 
 /// Takes a rank's part of a range, with its averages where there are any.
