@@ -12,6 +12,7 @@ mod learning;
 mod lion;
 mod matrices;
 mod muon;
+mod released;
 mod rule;
 mod sgd;
 mod shared;
@@ -150,11 +151,12 @@ impl Averaged {
     }
 }
 
-/// A recipe for every group, and whether the parameters that they move are averaged.
+/// A recipe for every group, whether the parameters that they move are averaged, and whether gradients are released.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Optimizer {
     recipes: [Recipe; Group::COUNT],
     averages: bool,
+    releases: bool,
 }
 
 impl Optimizer {
@@ -173,7 +175,7 @@ impl Optimizer {
             }
             i += 1;
         }
-        Optimizer { recipes, averages: false }
+        Optimizer { recipes, averages: false, releases: false }
     }
 
     /// AdamW for all.
@@ -197,6 +199,18 @@ impl Optimizer {
     /// Whether it keeps averages.
     pub const fn averages(&self) -> bool {
         self.averages
+    }
+
+    /// The same, which where it `releases` gradients moves each layer's parameters as soon as their gradients are formed:
+    /// those take one place in turn. A step is one micro-batch then, and its clip sees the norm of a layer alone.
+    #[must_use]
+    pub const fn releasing(self, releases: bool) -> Optimizer {
+        Optimizer { releases, ..self }
+    }
+
+    /// Whether it releases gradients.
+    pub const fn releases(&self) -> bool {
+        self.releases
     }
 
     /// The recipe of `group`.

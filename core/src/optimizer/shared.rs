@@ -16,43 +16,33 @@
 //! Ranks that share gradients too (stage 2) keep the sum of their share alone. A micro-batch forms the gradients of a layer
 //! in a place that all layers use in turn, and they are added up before the next layer takes it.
 //!
+//! One process that releases gradients lays its tables so too ([`super::released`]); nothing is shared there, and each table
+//! has what the rules keep and no more.
+//!
 //! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
 
+mod outline;
 mod table;
 
-use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
-use super::matrices::{self, Matrices, Place, Stack};
+use super::learning::{Kept, Learning, RANGES, Updater};
+use super::matrices::{self, Place, Stack};
 use super::rule::STATES;
-use super::{Averaged, Group, Learns, Optimizer, Room, Rows};
+use super::{Averaged, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
-use crate::memory::{
-    Dtype, Layers, Ledger, Region, Role, Section, Sections, Share, Sharing, Slot, Space, Stacked, Window,
-};
+use crate::memory::{Dtype, Layers, Ledger, Region, Role, Section, Sections, Share, Sharing, Slot, Space, Window};
 use crate::model::{Control, Parameter, Parameters};
 use crate::ops::{AllGather, AllToAll, PieceNorms, SquaredNorm, SumNorms, SumParts};
 use crate::train::Ranks;
-use table::{COLUMNS, Outline, Table};
+use outline::{Outlines, Range, outline};
+use table::{COLUMNS, Table};
 
 /// Rows of a piece, which is never cut.
 const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / COLUMNS;
 /// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model. Of so
 /// many ranks that a message would have less than a piece, it has that.
 const INCOMING: u64 = 32 << 20;
-/// Why they do not share a model of other parameters.
-const OTHER: &str = "ranks share parameters that learn at the end of a step and are of one type; this model has others";
-
-/// Neighbours in a section that are moved alike.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Range {
-    group: Group,
-    /// The section; of layers the first.
-    section: Section,
-    /// Its first row there, and its rows.
-    first: u32,
-    rows: u32,
-    /// What it is taken apart into, where it is one parameter that moves as whole matrices.
-    matrices: Option<Matrices>,
-}
+/// Why they release no gradients.
+const RANKS: &str = "ranks that share a step add up gradients behind it, and release none";
 
 /// Takes a rank's part of a range, with its averages where there are any.
 type Visit<'v> = &'v mut dyn FnMut(&Range, Rows, Option<Averaged>) -> Result<(), OperationError>;
@@ -90,7 +80,7 @@ pub struct Shared {
     /// Where the squared norms of pieces lie. A place and no region, because a chip that learns has this on its stack.
     norms: u64,
     /// Why the model cannot be updated, where it cannot.
-    refused: Option<&'static str>,
+    pub(super) refused: Option<&'static str>,
 }
 
 /// Lays the weights of `model` and what `optimizer` needs, for one of several ranks.
@@ -102,44 +92,43 @@ pub(super) fn lay<M: Parameters>(
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
 ) -> (M::Table, Option<Learning<M::Table>>) {
-    let (mut outline, mut ranges, mut refused) = (Outline::NOTHING, heapless::Vec::new(), None);
-    let mut whole = [false; 3];
-    let (dtype, mut kept) = (profile.dtype(Role::Weight), 0);
-    model.parameters(&mut |p| {
-        if p.learns == Learns::InBackward || weight(p) != dtype {
-            refused = Some(OTHER);
-        }
-        if optimizer.learns(p) {
-            let (section, first, rows) = outline.take(p);
-            let matrices = optimizer.moves_whole(p).then(|| Matrices::of(p));
-            whole[section.kind()] |= matrices.is_some();
-            if !extend(&mut ranges, optimizer, (p.group, section, matrices), [first, rows]) {
-                refused = Some(TOO_MANY);
-            }
-            kept = kept.max(optimizer.of(p.group).rule.states().len());
-        }
-        Stacked::NOTHING
-    });
-    let sections = outline.sections(ledger);
-    let table = |name, role, ledger: &mut dyn Ledger| {
+    let (own, gradients, mut shared) = lay_tables(model, (ranks, optimizer), profile, weight, ledger);
+    if optimizer.releases() {
+        shared.refused = Some(RANKS);
+    }
+    let updater = Updater { optimizer: *optimizer, kept: Kept::Shared(shared) };
+    (own, Some(Learning { gradients, updater }))
+}
+
+/// Lays the tables of `model` in sections: its weights, its gradients, and what is kept. Those of one process are its own, and
+/// its gradients take turns.
+pub(super) fn lay_tables<M: Parameters>(
+    model: &M,
+    (ranks, optimizer): (Ranks, &Optimizer),
+    profile: &dyn Profile,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    ledger: &mut dyn Ledger,
+) -> (M::Table, M::Table, Shared) {
+    let (alone, dtype) = (!ranks.shares(), profile.dtype(Role::Weight));
+    let Outlines { sections, kept, ranges, whole, refused } = outline(model, (alone, optimizer), dtype, weight, ledger);
+    let lay = |name, role, ledger: &mut dyn Ledger| {
         let dtype = profile.dtype(role);
         Table::lay(name, Space::Arena, dtype, &sections, ledger)
     };
-    let weights = table("weights", Role::Weight, ledger);
-    let named = |p: &Parameter, prefix, role| Some(p.slot(prefix, role, profile.dtype(role)));
-    let slot = |p: &Parameter| named(p, "", Role::Weight);
+    let weights = lay("weights", Role::Weight, ledger);
+    let slot = |p: &Parameter| Some(p.slot("", Role::Weight, weight(p)));
     let own = weights.show(model, (optimizer, Space::Arena, Role::Weight), &slot, ledger);
-    let gradients = match ranks.gradients {
+    let gradients = match ranks.gradients || alone {
         true => Table::lay_in_turn(&sections, model.ends_take_turns(), profile.dtype(Role::Gradient), ledger),
-        false => table("gradients", Role::Gradient, ledger),
+        false => lay("gradients", Role::Gradient, ledger),
     };
-    let slot = |p: &Parameter| named(p, "gradient.", Role::Gradient);
+    let slot = |p: &Parameter| Some(p.slot("gradient.", Role::Gradient, profile.dtype(Role::Gradient)));
     let formed = gradients.show(model, (optimizer, Space::Arena, Role::Gradient), &slot, ledger);
     let mut shared = Shared {
         ranks,
         whole,
         sections,
-        ranges: core::array::from_fn(|i| ranges.get(i).copied()),
+        ranges,
         weights,
         gradients,
         sums: None,
@@ -151,51 +140,31 @@ pub(super) fn lay<M: Parameters>(
         refused,
     };
     shared.lay_sums(ledger);
-    let mut share = |names: &Names, (role, dtype), slot: &dyn Fn(&Parameter) -> Option<Slot>| {
-        let whole = Table::lay("a table that ranks share", Space::Shared, dtype, &sections, ledger);
-        whole.show(model, (optimizer, Space::Shared, role), slot, ledger);
-        shared.lay_share(names, (role, dtype), Some(&whole), ledger)
+    let space = if alone { Space::Arena } else { Space::Shared };
+    let mut share = |names: &Names, (role, dtype), sections: &Sections, slot: &dyn Fn(&Parameter) -> Option<Slot>| {
+        let whole = Table::lay("a table of parameters", space, dtype, sections, ledger);
+        whole.show(model, (optimizer, space, role), slot, ledger);
+        if alone { whole } else { shared.lay_share(names, (role, dtype), Some(&whole), ledger) }
     };
     let masters = (dtype != Dtype::F32).then(|| {
         let names = ["before.share of masters", "layers.share of masters", "behind.share of masters"];
         let slot = |p: &Parameter| Some(p.slot("master.", Role::Master, Dtype::Remainder));
-        share(&names, (Role::Master, Dtype::Remainder), &slot)
+        share(&names, (Role::Master, Dtype::Remainder), &sections, &slot)
     });
     let mut states = [gradients; STATES];
-    for (i, (state, names)) in states.iter_mut().zip(&STATE_NAMES).take(kept).enumerate() {
+    for (i, (state, names)) in states.iter_mut().zip(&STATE_NAMES).enumerate() {
         let slot = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, Dtype::F32));
-        *state = share(names, (Role::Moment, Dtype::F32), &slot);
+        if let Some(sections) = &kept[i] {
+            *state = share(names, (Role::Moment, Dtype::F32), sections, &slot);
+        }
     }
     let averages = optimizer.averages().then(|| {
         let names = ["before.share of averages", "layers.share of averages", "behind.share of averages"];
         let slot = |p: &Parameter| Some(p.slot("average.", Role::Average, Dtype::F32));
-        share(&names, (Role::Average, Dtype::F32), &slot)
+        share(&names, (Role::Average, Dtype::F32), &sections, &slot)
     });
     (shared.masters, shared.states, shared.averages) = (masters, states, averages);
-    let updater = Updater { optimizer: *optimizer, kept: Kept::Shared(shared) };
-    (own, Some(Learning { gradients: formed, updater }))
-}
-
-/// Takes the next parameter, of `[first, rows]` of `section`, into the last range or a new one. Says whether there was room.
-fn extend(
-    ranges: &mut heapless::Vec<Range, RANGES>,
-    optimizer: &Optimizer,
-    (group, section, matrices): (Group, Section, Option<Matrices>),
-    [first, rows]: [u64; 2],
-) -> bool {
-    // More rows than are counted were refused as they were laid.
-    let [first, rows] = [first, rows].map(|rows| rows.min(u32::MAX.into()) as u32);
-    let neighbour = |range: &&mut Range| {
-        let alike = optimizer.of(range.group) == optimizer.of(group) && matrices.or(range.matrices).is_none();
-        alike && (range.section, range.first.saturating_add(range.rows)) == (section, first)
-    };
-    match ranges.iter_mut().find(neighbour) {
-        Some(range) => {
-            range.rows = range.rows.saturating_add(rows);
-            true
-        }
-        None => ranges.push(Range { group, section, first, rows, matrices }).is_ok(),
-    }
+    (own, formed, shared)
 }
 
 impl Shared {
@@ -333,31 +302,40 @@ impl Shared {
         })
     }
 
-    /// The norm of the sum.
-    fn norm(&self, device: &mut dyn Device, results: Region) -> Result<(), OperationError> {
-        let Ranks { rank, count, .. } = self.ranks;
-        let pieces = self.pieces();
-        let shares = self.sharing().most(&pieces);
+    /// Where the squared norms of all ranks' pieces lie, [ranks, the pieces of a rank].
+    fn norms(&self) -> Region {
         // Of fewer pieces than rows, and those were counted as they were laid.
-        let each = shares.total() as u32;
-        let whole = Region { space: Space::Arena, dtype: Dtype::F32, offset: self.norms, shape: [1, count, each, 1] };
-        for section in self.sections.as_formed() {
-            let own = self.share(section).own(0, self.sections.len(section)).len() as u32;
-            if own > 0 {
-                let first = rank * each + shares.start(section) as u32;
-                let norms = whole.slice_rows(first, own.div_ceil(PIECE_ROWS));
-                device.emit(PieceNorms { gradient: self.sum(section, 0, own), norms })?;
-            }
+        let each = self.sharing().most(&self.pieces()).total() as u32;
+        Region { space: Space::Arena, dtype: Dtype::F32, offset: self.norms, shape: [1, 1, self.ranks.count, each] }
+    }
+
+    /// Forms the norms of this rank's pieces of `section`, `[pieces]`; nothing where it has none.
+    pub(super) fn norms_of(&self, device: &mut dyn Device, section: Section) -> Result<Option<Region>, OperationError> {
+        let own = self.share(section).own(0, self.sections.len(section)).len() as u32;
+        if own == 0 {
+            return Ok(None);
         }
+        let whole = self.norms();
+        let first = self.ranks.rank * whole.columns() + self.sharing().most(&self.pieces()).start(section) as u32;
+        let rows = whole.reshaped([1, 1, whole.rows() * whole.columns(), 1]);
+        let norms = rows.slice_rows(first, own.div_ceil(PIECE_ROWS));
+        device.emit(PieceNorms { gradient: self.sum(section, 0, own), norms })?;
+        Ok(Some(norms))
+    }
+
+    /// The norm of the sum, of the norms of all ranks' pieces.
+    pub(super) fn norm(&self, device: &mut dyn Device, results: Region) -> Result<(), OperationError> {
+        let (Ranks { rank, count, .. }, norms) = (self.ranks, self.norms());
         if count > 1 {
+            let each = norms.columns();
+            let whole = norms.reshaped([1, count, each, 1]);
             device.emit(AllGather { whole, first: 0, share: Share::of_rows(rank, count, each) })?;
         }
-        let norms = whole.reshaped([1, 1, count, each]);
-        device.emit(SumNorms { norms, sections: pieces, whole: self.whole, results })
+        device.emit(SumNorms { norms, sections: self.pieces(), whole: self.whole, results })
     }
 
     /// The ranges of `section`.
-    fn ranges(&self, section: Section) -> impl Iterator<Item = &Range> {
+    pub(super) fn ranges(&self, section: Section) -> impl Iterator<Item = &Range> {
         let kind = if let Section::Layer(_) = section { Section::Layer(0) } else { section };
         self.ranges.iter().flatten().filter(move |range| range.section == kind)
     }
@@ -381,12 +359,16 @@ impl Shared {
         if !self.ranks.each() {
             self.reduce(device, control, false)?;
         }
+        for section in self.sections.as_formed() {
+            self.norms_of(device, section)?;
+        }
         self.norm(device, control.results)?;
         self.each(&mut |range, of, _| match range.matrices {
             None => optimizer.emit(device, control, range.group, of),
             Some(_) => Ok(()),
         })?;
-        let places: heapless::Vec<Place, RANGES> = self.ranges.iter().flatten().filter_map(|r| self.place(r)).collect();
+        let places: heapless::Vec<Place, RANGES> =
+            self.ranges.iter().flatten().filter_map(|range| self.place(range, self.layers())).collect();
         matrices::update(device, control, optimizer, &places, room)?;
         self.each(&mut |_, _, averaged| averaged.map_or(Ok(()), |averaged| averaged.average(device, control)))?;
         self.gather(device)
@@ -403,26 +385,31 @@ impl Shared {
     }
 
     /// Shows this rank's part of every range of every section.
-    fn each(&self, visit: Visit<'_>) -> Result<(), OperationError> {
-        for section in self.sections.all() {
-            let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
-            for range in self.ranges(section) {
-                let own = share.own(range.first, range.rows);
-                let (first, rows) = (range.first + own.start, own.len() as u32);
-                if rows == 0 {
-                    continue;
-                }
-                let here = |table: Table| table.rows(section, first - begins, rows);
-                let of = Rows {
-                    weight: self.weights.rows(section, first, rows),
-                    remainder: self.masters.map(here),
-                    gradient: self.sum(section, first - begins, rows),
-                    states: self.states.map(here),
-                };
-                let averages = self.averages.map(here);
-                let Rows { weight, remainder, .. } = of;
-                visit(range, of, averages.map(|average| Averaged { weight, remainder, average }))?;
+    pub(super) fn each(&self, visit: Visit<'_>) -> Result<(), OperationError> {
+        self.sections.all().try_for_each(|section| self.each_of(section, visit))
+    }
+
+    /// Shows this rank's part of every range of `section`.
+    pub(super) fn each_of(&self, section: Section, visit: Visit<'_>) -> Result<(), OperationError> {
+        let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
+        for range in self.ranges(section) {
+            let own = share.own(range.first, range.rows);
+            let (first, rows) = (range.first + own.start, own.len() as u32);
+            if rows == 0 {
+                continue;
             }
+            let here = |table: Table| table.rows(section, first - begins, rows);
+            let of = Rows {
+                weight: self.weights.rows(section, first, rows),
+                remainder: self.masters.map(here),
+                gradient: self.sum(section, first - begins, rows),
+                states: core::array::from_fn(|i| {
+                    self.states[i].rows(section, range.kept[i] + own.start - begins, rows)
+                }),
+            };
+            let averages = self.averages.map(here);
+            let Rows { weight, remainder, .. } = of;
+            visit(range, of, averages.map(|average| Averaged { weight, remainder, average }))?;
         }
         Ok(())
     }
@@ -438,29 +425,28 @@ impl Shared {
         })
     }
 
-    /// Where the matrices of `range` lie that this rank moves, if it moves any.
-    fn place(&self, range: &Range) -> Option<Place> {
-        let (Range { group, section, first, rows, .. }, matrices) = (*range, range.matrices?);
-        let layers = self.layers();
+    /// Where the matrices of `range` lie that this rank moves, if it moves any: of layers those of `layers`.
+    pub(super) fn place(&self, range: &Range, layers: Layers) -> Option<Place> {
+        let (Range { group, section, first, rows, kept, .. }, matrices) = (*range, range.matrices?);
         let (section, every, matrices) = match section {
             Section::Layer(_) => (Section::Layer(layers.first), layers.every, matrices.of_layers(layers.count)?),
             _ if self.share(section).own(first, rows).is_empty() => return None,
             _ => (section, 1, matrices),
         };
-        let stack = |table: Table| {
+        let stack = |table: Table, first| {
             let stride = match section {
                 Section::Layer(_) => table.stride * u64::from(every / table.every),
                 _ => u64::from(rows / matrices.layers()) * table.dtype.row_bytes(COLUMNS),
             };
             Stack { dtype: table.dtype, first: table.rows(section, first, rows).offset, stride: Some(stride) }
         };
-        let [momentum, squares] = self.states.map(stack);
+        let [momentum, squares] = core::array::from_fn(|i| stack(self.states[i], kept[i]));
         Some(Place {
             group,
             matrices,
-            weight: stack(self.weights),
-            remainder: self.masters.map(stack),
-            gradient: stack(self.sums.unwrap_or(self.gradients)),
+            weight: stack(self.weights, first),
+            remainder: self.masters.map(|table| stack(table, first)),
+            gradient: stack(self.sums.unwrap_or(self.gradients), first),
             momentum,
             squares,
         })

@@ -1,53 +1,12 @@
-//! Tables of parameters in sections: how long those are, and where each parameter lies in them.
+//! Tables of parameters in sections, and where each parameter lies in them.
 
+use super::outline::Outline;
 use crate::memory::{Dtype, Layout, Ledger, Part, Region, Role, Section, Sections, Slot, Space, Stacked};
 use crate::model::{Parameter, Parameters};
 use crate::optimizer::Optimizer;
 
 /// Elements of a row.
 pub(super) const COLUMNS: u32 = Layout::GRAIN as u32;
-
-/// What a model's parameters take of the sections, found as they are listed.
-#[derive(Clone, Copy)]
-pub(super) struct Outline {
-    /// Rows before the layers, of a layer, behind them.
-    rows: [u64; 3],
-    layers: u32,
-}
-
-impl Outline {
-    pub(super) const NOTHING: Outline = Outline { rows: [0; 3], layers: 1 };
-
-    /// Takes the next parameter: its section, of layers the first, its first row there, and its rows.
-    pub(super) fn take(&mut self, p: &Parameter) -> (Section, u64, u64) {
-        let [rows, columns] = p.shape.map(u64::from);
-        let each = (rows * columns).div_ceil(COLUMNS.into());
-        // Several of one name that belong to no layer follow each other.
-        let rows = if p.is_layered() { each } else { each.saturating_mul(p.layers.into()) };
-        let (section, taken) = match p.is_layered() {
-            true => (Section::Layer(0), 1),
-            false if self.rows[1] == 0 => (Section::Before, 0),
-            false => (Section::Behind, 2),
-        };
-        if p.is_layered() {
-            self.layers = p.layers;
-        }
-        let first = self.rows[taken];
-        self.rows[taken] = first.saturating_add(rows);
-        (section, first, rows)
-    }
-
-    /// The sections; nothing where they have more rows than are counted, which `ledger` then refuses.
-    pub(super) fn sections(&self, ledger: &mut dyn Ledger) -> Sections {
-        let mut counted = |rows: u64| {
-            let bytes = rows.saturating_mul(Dtype::F32.row_bytes(COLUMNS));
-            ledger.range("all parameters", Dtype::F32, 0, bytes).rows()
-        };
-        let [before, layer, behind] = self.rows.map(&mut counted);
-        let sections = Sections { before, layer, layers: self.layers, behind };
-        if u64::from(counted(sections.total())) == sections.total() { sections } else { sections.map(|_| 0) }
-    }
-}
 
 /// Where the sections of a table lie.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -101,8 +60,8 @@ impl Table {
         Table { dtype, before: start, layers, stride: 0, every: 1, behind }
     }
 
-    /// Shows the parameters of `model` in it that learn, those to which `slot` gives one. Lays the weights of others behind
-    /// it.
+    /// Shows the parameters of `model` in it that learn, those to which `slot` gives one: one behind the other, but in a table
+    /// that ranks share where the weights have them. Lays the weights of others behind it.
     pub(super) fn show<M: Parameters>(
         &self,
         model: &M,
@@ -110,18 +69,20 @@ impl Table {
         slot: &dyn Fn(&Parameter) -> Option<Slot>,
         ledger: &mut dyn Ledger,
     ) -> M::Table {
-        let mut outline = Outline::NOTHING;
+        let (mut all, mut shown) = (Outline::NOTHING, Outline::NOTHING);
         model.parameters(&mut |p| {
             if !optimizer.learns(p) {
                 // Of those there are weights and nothing else.
-                let slot = p.slot("", Role::Weight, self.dtype);
-                return if role == Role::Weight { ledger.region(slot) } else { Stacked::NOTHING };
+                let slot = slot(p).filter(|_| role == Role::Weight);
+                return slot.map_or(Stacked::NOTHING, |slot| ledger.region(slot));
             }
-            let (section, first, rows) = outline.take(p);
+            let (section, first, rows) = all.take(p);
             let Some(slot) = slot(p) else { return Stacked::NOTHING };
+            let packed = shown.add(p, section, [slot.shape[2], slot.shape[3]]);
+            let [first, rows] = if space == Space::Shared { [first, rows] } else { packed };
             let offset = self.at(section).saturating_add(first.saturating_mul(self.dtype.row_bytes(COLUMNS)));
             // What lies behind the layers and begins where what lies before them does has its bytes.
-            let overlay = section == Section::Behind && self.behind == self.before && first < outline.rows[0];
+            let overlay = section == Section::Behind && self.behind == self.before && first < shown.rows[0];
             let apart = (rows / u64::from(p.layers.max(1))).saturating_mul(self.dtype.row_bytes(COLUMNS));
             let stride = if p.is_layered() { self.stride } else { apart };
             ledger.part(slot, Part { space, offset, stride, overlay })
