@@ -153,7 +153,9 @@ fn names(groups: impl IntoIterator<Item = Group>) -> String {
 impl Config {
     /// How every group of parameters is moved.
     pub fn optimizer(&self) -> Optimizer {
-        let base = Optimizer::new(Rule::Frozen, self.weight_decay).averaging(self.averaging().is_some());
+        let base = Optimizer::new(Rule::Frozen, self.weight_decay)
+            .averaging(self.averaging().is_some())
+            .releasing(self.release_gradients);
         Group::ALL.into_iter().fold(base, |optimizer, group| {
             let own = self.group.get(group.name()).copied().unwrap_or_default();
             let rule = self.rule(group, &own);
