@@ -132,6 +132,17 @@ fn what_a_step_would_lack_is_refused_in_one_line() {
     }
 }
 
+#[test]
+fn a_run_that_does_not_fit_is_told_of_smaller_steps() {
+    let dir = directory();
+    let line = "train --preset pythia-tiny --seq-len 64 --batch-size 64 --release-gradients --out run --budget";
+    let arena = host(dir.path(), &format!("{} 1GiB", line.replace("train", "plan --json").replace("--out run", "")));
+    let needed = arena.ok().json()["needed_bytes"].as_u64().unwrap();
+    let refused = host(dir.path(), &format!("{line} {}KiB", needed / 2 / 1024));
+    assert_eq!(refused.status, Some(2), "{}", refused.err);
+    assert!(refused.err.contains("--batch-size") && !refused.err.contains("--accumulate"), "{}", refused.err);
+}
+
 /// Rows of 128 elements, each parameter beginning with one.
 fn padded(elements: u64) -> u64 {
     elements.next_multiple_of(128)
