@@ -4,10 +4,12 @@ use super::family::{Capability, Family, MicroBatch, ModelError};
 use crate::device::OperationError;
 use crate::optimizer::{Group, Updater};
 
-/// Refuses a step in which parameters do not learn whose gradients `family` always forms, and averages that it has not.
+/// Refuses a step in which parameters do not learn whose gradients `family` always forms, averages that it has not, and
+/// gradients that it does not release.
 pub(super) fn check_updater(family: &impl Family, updater: &Updater) -> Result<(), OperationError> {
     let frozen = Group::ALL.into_iter().filter(|group| updater.freezes(*group)).map(Capability::Frozen);
     let wanted = frozen.chain(updater.averages().then_some(Capability::Averages));
+    let wanted = wanted.chain(updater.releases().then_some(Capability::ReleasedGradients));
     let why = wanted.filter_map(|capability| family.lacks(capability)).next();
     why.map_or(Ok(()), |why| Err(OperationError::Unsupported(why)))
 }

@@ -49,6 +49,8 @@ pub enum Capability {
     Frozen(Group),
     /// Averages of the parameters over steps.
     Averages,
+    /// Gradients that are released layer by layer: [`Optimizer::releasing`].
+    ReleasedGradients,
 }
 
 /// The shape of a micro-batch and what decides its memory.
@@ -427,9 +429,10 @@ pub trait Family: Parameters {
     /// Lays a training micro-batch.
     fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Training;
 
-    /// Lays what an update by `optimizer` needs, if anything. It may share bytes with a micro-batch.
+    /// Lays what an update by `optimizer` needs, if anything. It may share bytes with a micro-batch. Where gradients are
+    /// released parameters move within that, and what they need lasts.
     fn lay_update(&self, optimizer: &Optimizer, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Option<Room> {
-        Room::lay(self, optimizer, profile, ledger)
+        if optimizer.releases() { None } else { Room::lay(self, optimizer, profile, ledger) }
     }
 
     /// Lays an evaluation of this shape. Its logits are f32 whatever the profile.

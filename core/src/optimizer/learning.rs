@@ -1,5 +1,6 @@
 //! What training keeps of a model's parameters: their gradients, and what moves them at the end of a step.
 
+use super::released::{self, Released};
 use super::shared::{self, Shared};
 use super::weights::{self, Whole};
 use super::{Group, Optimizer, Room};
@@ -37,6 +38,8 @@ pub(super) enum Kept {
     Whole(Whole),
     /// What one of several ranks keeps.
     Shared(Shared),
+    /// All of it but gradients.
+    Released(Released),
 }
 
 /// Lays the weights of `model` in the types that `weight` says and, for one of the ranks in training, what its optimizer
@@ -52,6 +55,7 @@ pub fn lay<M: Parameters>(
     match &training {
         None => weights::lay_alone(model, weight, ledger),
         Some((ranks, optimizer)) if ranks.shares() => shared::lay(model, (*ranks, optimizer), profile, weight, ledger),
+        Some((_, optimizer)) if optimizer.releases() => released::lay(model, optimizer, profile, weight, ledger),
         Some((_, optimizer)) => weights::lay(model, optimizer, profile, weight, ledger),
     }
 }
@@ -67,19 +71,32 @@ impl Updater {
         self.optimizer.averages()
     }
 
+    /// Whether it moves parameters as their gradients are formed.
+    pub const fn releases(&self) -> bool {
+        self.optimizer.releases()
+    }
+
     /// Whether the gradients of a micro-batch are added to those before it, which is not the step's first unless `first`.
     pub fn accumulates(&self, first: bool) -> bool {
         !first && !matches!(&self.kept, Kept::Shared(shared) if shared.ranks().each())
     }
 
     /// Goes on from the gradients of `section`, which a micro-batch has formed, the step's first or a later one: where ranks
-    /// share gradients they are added to the step's.
+    /// share gradients they are added to the step's, and where gradients are released the section is moved. The rest of the
+    /// micro-batch reads no parameter of it.
     ///
     /// # Errors
-    /// What the device could not do.
-    pub fn formed(&self, device: &mut dyn Device, section: Section, first: bool) -> Result<(), OperationError> {
+    /// What the device could not do; gradients that are released in a later micro-batch.
+    pub fn formed(
+        &self,
+        device: &mut dyn Device,
+        control: &Control,
+        section: Section,
+        first: bool,
+    ) -> Result<(), OperationError> {
         match &self.kept {
             Kept::Shared(shared) if shared.ranks().gradients => shared.exchange(device, section, !first),
+            Kept::Released(released) => released.formed(device, control, &self.optimizer, (section, first)),
             _ => Ok(()),
         }
     }
@@ -102,7 +119,8 @@ impl Updater {
     }
 
     /// Clips by the global norm, then moves every range, those of whole matrices in `room`, and averages what it moved. A rank
-    /// adds up the gradients of all before, unless that is done, and moves its part, which it gives to the others.
+    /// adds up the gradients of all before, unless that is done, and moves its part, which it gives to the others. Where
+    /// gradients are released all is moved, and only averaged.
     ///
     /// # Errors
     /// What the device could not do; a model of too many ranges; no room where some is needed.
@@ -115,6 +133,7 @@ impl Updater {
         match &self.kept {
             Kept::Whole(whole) => whole.update(device, control, &self.optimizer, room),
             Kept::Shared(shared) => shared.update(device, control, &self.optimizer, room),
+            Kept::Released(released) => released.update(device, control, &self.optimizer),
         }
     }
 
@@ -127,6 +146,7 @@ impl Updater {
         match &self.kept {
             Kept::Whole(whole) => whole.exchange(device, &self.optimizer),
             Kept::Shared(shared) => shared.exchange_averages(device, &self.optimizer),
+            Kept::Released(released) => released.exchange(device, &self.optimizer),
         }
     }
 }

@@ -151,8 +151,11 @@ impl Room {
         model.parameters(&mut |p| {
             if optimizer.moves_whole(p) {
                 by_rows |= matches!(optimizer.of(p.group).rule, Rule::Muon(Muon { row_norm: true, .. }));
+                let all = Matrices::of(p);
+                // Where gradients are released a layer's are moved by themselves.
+                let layer = if optimizer.releases() && p.is_layered() { all.of_layers(1) } else { None };
                 // More than there is room for are refused as they are moved.
-                let _ = found.push(Matrices::of(p));
+                let _ = found.push(layer.unwrap_or(all));
             }
             Stacked::NOTHING
         });

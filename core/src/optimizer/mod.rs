@@ -12,6 +12,7 @@ mod learning;
 mod lion;
 mod matrices;
 mod muon;
+mod released;
 mod rule;
 mod sgd;
 mod shared;
@@ -150,13 +151,15 @@ impl Averaged {
     }
 }
 
-/// A recipe for every group, how what they keep is stored, and whether the parameters that they move are averaged.
+/// A recipe for every group, how what they keep is stored, whether the parameters that they move are averaged, and whether gradients are
+/// released.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Optimizer {
     recipes: [Recipe; Group::COUNT],
     averages: bool,
     states: States,
     remainder: Dtype,
+    releases: bool,
 }
 
 impl Optimizer {
@@ -175,7 +178,7 @@ impl Optimizer {
             }
             i += 1;
         }
-        Optimizer { recipes, averages: false, states: States::F32, remainder: Dtype::Remainder }
+        Optimizer { recipes, averages: false, states: States::F32, remainder: Dtype::Remainder, releases: false }
     }
 
     /// AdamW for all.
@@ -213,9 +216,27 @@ impl Optimizer {
         self.of(group).rule.states().get(i).map_or(Dtype::F32, |state| state.dtype(self.states))
     }
 
+    /// The type of a row of table `i` of all states: in 8 bits where some rule has it so.
+    fn table_dtype(&self, i: usize) -> Dtype {
+        let mut dtypes = Group::ALL.into_iter().map(|group| self.state_dtype(group, i));
+        dtypes.find(|dtype| *dtype != Dtype::F32).unwrap_or(Dtype::F32)
+    }
+
     /// Whether it keeps averages.
     pub const fn averages(&self) -> bool {
         self.averages
+    }
+
+    /// The same, which where it `releases` gradients moves each layer's parameters as soon as their gradients are formed:
+    /// those take one place in turn. A step is one micro-batch then, and its clip sees the norm of a layer alone.
+    #[must_use]
+    pub const fn releasing(self, releases: bool) -> Optimizer {
+        Optimizer { releases, ..self }
+    }
+
+    /// Whether it releases gradients.
+    pub const fn releases(&self) -> bool {
+        self.releases
     }
 
     /// The recipe of `group`.

@@ -16,168 +16,33 @@
 //! Ranks that share gradients too (stage 2) keep the sum of their share alone. A micro-batch forms the gradients of a layer
 //! in a place that all layers use in turn, and they are added up before the next layer takes it.
 //!
+//! One process that releases gradients lays its tables so too ([`super::released`]); nothing is shared there, and each table
+//! has what the rules keep and no more.
+//!
 //! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
 
-use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
-use super::matrices::{self, Matrices, Place, Stack};
+mod outline;
+mod table;
+
+use super::learning::{Kept, Learning, RANGES, Updater};
+use super::matrices::{self, Place, Stack};
 use super::rule::STATES;
-use super::{Averaged, Group, Learns, Optimizer, Room, Rows};
+use super::{Averaged, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
-use crate::memory::{
-    Dtype, Layers, Layout, Ledger, Part, Region, Role, Section, Sections, Share, Sharing, Slot, Space, Stacked, Window,
-};
+use crate::memory::{Dtype, Layers, Ledger, Region, Role, Section, Sections, Share, Sharing, Slot, Space, Window};
 use crate::model::{Control, Parameter, Parameters};
 use crate::ops::{AllGather, AllToAll, PieceNorms, SquaredNorm, SumNorms, SumParts};
 use crate::train::Ranks;
+use outline::{Outlines, Range, outline};
+use table::{COLUMNS, Table};
 
-/// Elements of a row.
-const COLUMNS: u32 = Layout::GRAIN as u32;
 /// Rows of a piece, which is never cut.
 const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / COLUMNS;
 /// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model. Of so
 /// many ranks that a message would have less than a piece, it has that.
 const INCOMING: u64 = 32 << 20;
-/// Why they do not share a model of other parameters.
-const OTHER: &str = "ranks share parameters that learn at the end of a step and are of one type; this model has others";
-
-/// Neighbours in a section that are moved alike.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Range {
-    group: Group,
-    /// The section; of layers the first.
-    section: Section,
-    /// Its first row there, and its rows.
-    first: u32,
-    rows: u32,
-    /// What it is taken apart into, where it is one parameter that moves as whole matrices.
-    matrices: Option<Matrices>,
-}
-
-/// What a model's parameters take of the sections, found as they are listed.
-#[derive(Clone, Copy)]
-struct Outline {
-    /// Rows before the layers, of a layer, behind them.
-    rows: [u64; 3],
-    layers: u32,
-}
-
-impl Outline {
-    const NOTHING: Outline = Outline { rows: [0; 3], layers: 1 };
-
-    /// Takes the next parameter: its section, of layers the first, its first row there, and its rows.
-    fn take(&mut self, p: &Parameter) -> (Section, u64, u64) {
-        let [rows, columns] = p.shape.map(u64::from);
-        let each = (rows * columns).div_ceil(COLUMNS.into());
-        // Several of one name that belong to no layer follow each other.
-        let rows = if p.is_layered() { each } else { each.saturating_mul(p.layers.into()) };
-        let (section, taken) = match p.is_layered() {
-            true => (Section::Layer(0), 1),
-            false if self.rows[1] == 0 => (Section::Before, 0),
-            false => (Section::Behind, 2),
-        };
-        if p.is_layered() {
-            self.layers = p.layers;
-        }
-        let first = self.rows[taken];
-        self.rows[taken] = first.saturating_add(rows);
-        (section, first, rows)
-    }
-
-    /// The sections; nothing where they have more rows than are counted, which `ledger` then refuses.
-    fn sections(&self, ledger: &mut dyn Ledger) -> Sections {
-        let mut counted = |rows: u64| {
-            let bytes = rows.saturating_mul(Dtype::F32.row_bytes(COLUMNS));
-            ledger.range("all parameters", Dtype::F32, 0, bytes).rows()
-        };
-        let [before, layer, behind] = self.rows.map(&mut counted);
-        let sections = Sections { before, layer, layers: self.layers, behind };
-        if u64::from(counted(sections.total())) == sections.total() { sections } else { sections.map(|_| 0) }
-    }
-}
-
-/// Where the sections of a table lie.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Table {
-    dtype: Dtype,
-    before: u64,
-    layers: u64,
-    /// Bytes from a layer's first to that of the next one that the table has; 0 where all layers use the same.
-    stride: u64,
-    /// How many layers further that one is.
-    every: u32,
-    behind: u64,
-}
-
-impl Table {
-    /// Makes room for a table whose sections follow each other.
-    fn lay(name: &'static str, space: Space, dtype: Dtype, sections: &Sections, ledger: &mut dyn Ledger) -> Table {
-        let bytes = |rows: u64| rows.saturating_mul(dtype.row_bytes(COLUMNS));
-        let start = ledger.table(name, space, bytes(sections.total()));
-        let at = |section| start.saturating_add(bytes(sections.start(section)));
-        Table {
-            dtype,
-            before: start,
-            layers: at(Section::Layer(0)),
-            stride: bytes(sections.layer.into()),
-            every: 1,
-            behind: at(Section::Behind),
-        }
-    }
-
-    /// Makes room for gradients that are kept until they are added up: all layers use one place, and so do both ends where
-    /// they take turns.
-    fn lay_in_turn(sections: &Sections, ends_take_turns: bool, dtype: Dtype, ledger: &mut dyn Ledger) -> Table {
-        let bytes = |rows: u32| u64::from(rows) * dtype.row_bytes(COLUMNS);
-        let [before, behind] = [sections.before, sections.behind].map(bytes);
-        let start =
-            ledger.table("gradients", Space::Arena, if ends_take_turns { before.max(behind) } else { before + behind });
-        let layers = ledger.table("gradients", Space::Arena, bytes(sections.layer));
-        let behind = if ends_take_turns { start } else { start + before };
-        Table { dtype, before: start, layers, stride: 0, every: 1, behind }
-    }
-
-    /// Shows the parameters of `model` in it that learn, those to which `slot` gives one. Lays the weights of others behind
-    /// it.
-    fn show<M: Parameters>(
-        &self,
-        model: &M,
-        (optimizer, space, role): (&Optimizer, Space, Role),
-        slot: &dyn Fn(&Parameter) -> Option<Slot>,
-        ledger: &mut dyn Ledger,
-    ) -> M::Table {
-        let mut outline = Outline::NOTHING;
-        model.parameters(&mut |p| {
-            if !optimizer.learns(p) {
-                // Of those there are weights and nothing else.
-                let slot = p.slot("", Role::Weight, self.dtype);
-                return if role == Role::Weight { ledger.region(slot) } else { Stacked::NOTHING };
-            }
-            let (section, first, rows) = outline.take(p);
-            let Some(slot) = slot(p) else { return Stacked::NOTHING };
-            let offset = self.at(section).saturating_add(first.saturating_mul(self.dtype.row_bytes(COLUMNS)));
-            // What lies behind the layers and begins where what lies before them does has its bytes.
-            let overlay = section == Section::Behind && self.behind == self.before && first < outline.rows[0];
-            let apart = (rows / u64::from(p.layers.max(1))).saturating_mul(self.dtype.row_bytes(COLUMNS));
-            let stride = if p.is_layered() { self.stride } else { apart };
-            ledger.part(slot, Part { space, offset, stride, overlay })
-        })
-    }
-
-    /// Where `section` begins.
-    const fn at(&self, section: Section) -> u64 {
-        match section {
-            Section::Before => self.before,
-            Section::Layer(l) => self.layers + (l / self.every) as u64 * self.stride,
-            Section::Behind => self.behind,
-        }
-    }
-
-    /// `rows` rows of `section` from row `first` on.
-    const fn rows(&self, section: Section, first: u32, rows: u32) -> Region {
-        let offset = self.at(section) + first as u64 * self.dtype.row_bytes(COLUMNS);
-        Region { space: Space::Arena, dtype: self.dtype, offset, shape: [1, 1, rows, COLUMNS] }
-    }
-}
+/// Why they release no gradients.
+const RANKS: &str = "ranks that share a step add up gradients behind it, and release none";
 
 /// Takes a rank's part of a range, with its averages where there are any.
 type Visit<'v> = &'v mut dyn FnMut(&Range, Rows, Option<Averaged>) -> Result<(), OperationError>;
@@ -215,7 +80,7 @@ pub struct Shared {
     /// Where the squared norms of pieces lie. A place and no region, because a chip that learns has this on its stack.
     norms: u64,
     /// Why the model cannot be updated, where it cannot.
-    refused: Option<&'static str>,
+    pub(super) refused: Option<&'static str>,
 }
 
 /// Lays the weights of `model` and what `optimizer` needs, for one of several ranks.
@@ -227,44 +92,43 @@ pub(super) fn lay<M: Parameters>(
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
 ) -> (M::Table, Option<Learning<M::Table>>) {
-    let (mut outline, mut ranges, mut refused) = (Outline::NOTHING, heapless::Vec::new(), None);
-    let mut whole = [false; 3];
-    let (dtype, mut kept) = (profile.dtype(Role::Weight), 0);
-    model.parameters(&mut |p| {
-        if p.learns == Learns::InBackward || weight(p) != dtype {
-            refused = Some(OTHER);
-        }
-        if optimizer.learns(p) {
-            let (section, first, rows) = outline.take(p);
-            let matrices = optimizer.moves_whole(p).then(|| Matrices::of(p));
-            whole[section.kind()] |= matrices.is_some();
-            if !extend(&mut ranges, optimizer, (p.group, section, matrices), [first, rows]) {
-                refused = Some(TOO_MANY);
-            }
-            kept = kept.max(optimizer.of(p.group).rule.states().len());
-        }
-        Stacked::NOTHING
-    });
-    let sections = outline.sections(ledger);
-    let table = |name, role, ledger: &mut dyn Ledger| {
+    let (own, gradients, mut shared) = lay_tables(model, (ranks, optimizer), profile, weight, ledger);
+    if optimizer.releases() {
+        shared.refused = Some(RANKS);
+    }
+    let updater = Updater { optimizer: *optimizer, kept: Kept::Shared(shared) };
+    (own, Some(Learning { gradients, updater }))
+}
+
+/// Lays the tables of `model` in sections: its weights, its gradients, and what is kept. Those of one process are its own, and
+/// its gradients take turns.
+pub(super) fn lay_tables<M: Parameters>(
+    model: &M,
+    (ranks, optimizer): (Ranks, &Optimizer),
+    profile: &dyn Profile,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    ledger: &mut dyn Ledger,
+) -> (M::Table, M::Table, Shared) {
+    let (alone, dtype) = (!ranks.shares(), profile.dtype(Role::Weight));
+    let Outlines { sections, kept, ranges, whole, refused } = outline(model, (alone, optimizer), dtype, weight, ledger);
+    let lay = |name, role, ledger: &mut dyn Ledger| {
         let dtype = profile.dtype(role);
         Table::lay(name, Space::Arena, dtype, &sections, ledger)
     };
-    let weights = table("weights", Role::Weight, ledger);
-    let named = |p: &Parameter, prefix, role| Some(p.slot(prefix, role, profile.dtype(role)));
-    let slot = |p: &Parameter| named(p, "", Role::Weight);
+    let weights = lay("weights", Role::Weight, ledger);
+    let slot = |p: &Parameter| Some(p.slot("", Role::Weight, weight(p)));
     let own = weights.show(model, (optimizer, Space::Arena, Role::Weight), &slot, ledger);
-    let gradients = match ranks.gradients {
+    let gradients = match ranks.gradients || alone {
         true => Table::lay_in_turn(&sections, model.ends_take_turns(), profile.dtype(Role::Gradient), ledger),
-        false => table("gradients", Role::Gradient, ledger),
+        false => lay("gradients", Role::Gradient, ledger),
     };
-    let slot = |p: &Parameter| named(p, "gradient.", Role::Gradient);
+    let slot = |p: &Parameter| Some(p.slot("gradient.", Role::Gradient, profile.dtype(Role::Gradient)));
     let formed = gradients.show(model, (optimizer, Space::Arena, Role::Gradient), &slot, ledger);
     let mut shared = Shared {
         ranks,
         whole,
         sections,
-        ranges: core::array::from_fn(|i| ranges.get(i).copied()),
+        ranges,
         weights,
         gradients,
         sums: None,
@@ -276,57 +140,31 @@ pub(super) fn lay<M: Parameters>(
         refused,
     };
     shared.lay_sums(ledger);
-    let mut share = |names: &Names, (role, dtype), slot: &dyn Fn(&Parameter) -> Option<Slot>| {
-        let whole = Table::lay("a table that ranks share", Space::Shared, dtype, &sections, ledger);
-        whole.show(model, (optimizer, Space::Shared, role), slot, ledger);
-        shared.lay_share(names, (role, dtype), Some(&whole), ledger)
+    let space = if alone { Space::Arena } else { Space::Shared };
+    let mut share = |names: &Names, (role, dtype), sections: &Sections, slot: &dyn Fn(&Parameter) -> Option<Slot>| {
+        let whole = Table::lay("a table of parameters", space, dtype, sections, ledger);
+        whole.show(model, (optimizer, space, role), slot, ledger);
+        if alone { whole } else { shared.lay_share(names, (role, dtype), Some(&whole), ledger) }
     };
     let masters = (dtype != Dtype::F32).then(|| {
         let names = ["before.share of masters", "layers.share of masters", "behind.share of masters"];
         let slot = |p: &Parameter| Some(p.slot("master.", Role::Master, optimizer.remainder));
-        share(&names, (Role::Master, optimizer.remainder), &slot)
+        share(&names, (Role::Master, optimizer.remainder), &sections, &slot)
     });
     let mut states = [gradients; STATES];
-    for (i, (state, names)) in states.iter_mut().zip(&STATE_NAMES).take(kept).enumerate() {
+    for (i, (state, names)) in states.iter_mut().zip(&STATE_NAMES).enumerate() {
         let slot = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, optimizer.states));
-        *state = share(names, (Role::Moment, table_dtype(optimizer, i)), &slot);
+        if let Some(sections) = &kept[i] {
+            *state = share(names, (Role::Moment, optimizer.table_dtype(i)), sections, &slot);
+        }
     }
     let averages = optimizer.averages().then(|| {
         let names = ["before.share of averages", "layers.share of averages", "behind.share of averages"];
         let slot = |p: &Parameter| Some(p.slot("average.", Role::Average, Dtype::F32));
-        share(&names, (Role::Average, Dtype::F32), &slot)
+        share(&names, (Role::Average, Dtype::F32), &sections, &slot)
     });
     (shared.masters, shared.states, shared.averages) = (masters, states, averages);
-    let updater = Updater { optimizer: *optimizer, kept: Kept::Shared(shared) };
-    (own, Some(Learning { gradients: formed, updater }))
-}
-
-/// The type of a row of table `i` of states: in 8 bits where some rule has it so. A number a row, in f32, has room there.
-fn table_dtype(optimizer: &Optimizer, i: usize) -> Dtype {
-    let mut dtypes = Group::ALL.into_iter().map(|group| optimizer.state_dtype(group, i));
-    dtypes.find(|dtype| *dtype != Dtype::F32).unwrap_or(Dtype::F32)
-}
-
-/// Takes the next parameter, of `[first, rows]` of `section`, into the last range or a new one. Says whether there was room.
-fn extend(
-    ranges: &mut heapless::Vec<Range, RANGES>,
-    optimizer: &Optimizer,
-    (group, section, matrices): (Group, Section, Option<Matrices>),
-    [first, rows]: [u64; 2],
-) -> bool {
-    // More rows than are counted were refused as they were laid.
-    let [first, rows] = [first, rows].map(|rows| rows.min(u32::MAX.into()) as u32);
-    let neighbour = |range: &&mut Range| {
-        let alike = optimizer.of(range.group) == optimizer.of(group) && matrices.or(range.matrices).is_none();
-        alike && (range.section, range.first.saturating_add(range.rows)) == (section, first)
-    };
-    match ranges.iter_mut().find(neighbour) {
-        Some(range) => {
-            range.rows = range.rows.saturating_add(rows);
-            true
-        }
-        None => ranges.push(Range { group, section, first, rows, matrices }).is_ok(),
-    }
+    (own, formed, shared)
 }
 
 impl Shared {
@@ -464,31 +302,40 @@ impl Shared {
         })
     }
 
-    /// The norm of the sum.
-    fn norm(&self, device: &mut dyn Device, results: Region) -> Result<(), OperationError> {
-        let Ranks { rank, count, .. } = self.ranks;
-        let pieces = self.pieces();
-        let shares = self.sharing().most(&pieces);
+    /// Where the squared norms of all ranks' pieces lie, [ranks, the pieces of a rank].
+    fn norms(&self) -> Region {
         // Of fewer pieces than rows, and those were counted as they were laid.
-        let each = shares.total() as u32;
-        let whole = Region { space: Space::Arena, dtype: Dtype::F32, offset: self.norms, shape: [1, count, each, 1] };
-        for section in self.sections.as_formed() {
-            let own = self.share(section).own(0, self.sections.len(section)).len() as u32;
-            if own > 0 {
-                let first = rank * each + shares.start(section) as u32;
-                let norms = whole.slice_rows(first, own.div_ceil(PIECE_ROWS));
-                device.emit(PieceNorms { gradient: self.sum(section, 0, own), norms })?;
-            }
+        let each = self.sharing().most(&self.pieces()).total() as u32;
+        Region { space: Space::Arena, dtype: Dtype::F32, offset: self.norms, shape: [1, 1, self.ranks.count, each] }
+    }
+
+    /// Forms the norms of this rank's pieces of `section`, `[pieces]`; nothing where it has none.
+    pub(super) fn norms_of(&self, device: &mut dyn Device, section: Section) -> Result<Option<Region>, OperationError> {
+        let own = self.share(section).own(0, self.sections.len(section)).len() as u32;
+        if own == 0 {
+            return Ok(None);
         }
+        let whole = self.norms();
+        let first = self.ranks.rank * whole.columns() + self.sharing().most(&self.pieces()).start(section) as u32;
+        let rows = whole.reshaped([1, 1, whole.rows() * whole.columns(), 1]);
+        let norms = rows.slice_rows(first, own.div_ceil(PIECE_ROWS));
+        device.emit(PieceNorms { gradient: self.sum(section, 0, own), norms })?;
+        Ok(Some(norms))
+    }
+
+    /// The norm of the sum, of the norms of all ranks' pieces.
+    pub(super) fn norm(&self, device: &mut dyn Device, results: Region) -> Result<(), OperationError> {
+        let (Ranks { rank, count, .. }, norms) = (self.ranks, self.norms());
         if count > 1 {
+            let each = norms.columns();
+            let whole = norms.reshaped([1, count, each, 1]);
             device.emit(AllGather { whole, first: 0, share: Share::of_rows(rank, count, each) })?;
         }
-        let norms = whole.reshaped([1, 1, count, each]);
-        device.emit(SumNorms { norms, sections: pieces, whole: self.whole, results })
+        device.emit(SumNorms { norms, sections: self.pieces(), whole: self.whole, results })
     }
 
     /// The ranges of `section`.
-    fn ranges(&self, section: Section) -> impl Iterator<Item = &Range> {
+    pub(super) fn ranges(&self, section: Section) -> impl Iterator<Item = &Range> {
         let kind = if let Section::Layer(_) = section { Section::Layer(0) } else { section };
         self.ranges.iter().flatten().filter(move |range| range.section == kind)
     }
@@ -512,13 +359,16 @@ impl Shared {
         if !self.ranks.each() {
             self.reduce(device, control, false)?;
         }
+        for section in self.sections.as_formed() {
+            self.norms_of(device, section)?;
+        }
         self.norm(device, control.results)?;
         self.each(optimizer, &mut |range, of, _| match range.matrices {
             None => optimizer.emit(device, control, range.group, of),
             Some(_) => Ok(()),
         })?;
         let places: heapless::Vec<Place, RANGES> =
-            self.ranges.iter().flatten().filter_map(|r| self.place(optimizer, r)).collect();
+            self.ranges.iter().flatten().filter_map(|range| self.place(optimizer, range, self.layers())).collect();
         matrices::update(device, control, optimizer, &places, room)?;
         self.each(optimizer, &mut |_, _, averaged| {
             averaged.map_or(Ok(()), |averaged| averaged.average(device, control))
@@ -541,27 +391,37 @@ impl Shared {
     }
 
     /// Shows this rank's part of every range of every section.
-    fn each(&self, optimizer: &Optimizer, visit: Visit<'_>) -> Result<(), OperationError> {
-        for section in self.sections.all() {
-            let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
-            for range in self.ranges(section) {
-                let own = share.own(range.first, range.rows);
-                let (first, rows) = (range.first + own.start, own.len() as u32);
-                if rows == 0 {
-                    continue;
-                }
-                let here = |table: Table| table.rows(section, first - begins, rows);
-                let state = |i: usize| Region { dtype: optimizer.state_dtype(range.group, i), ..here(self.states[i]) };
-                let of = Rows {
-                    weight: self.weights.rows(section, first, rows),
-                    remainder: self.masters.map(here),
-                    gradient: self.sum(section, first - begins, rows),
-                    states: core::array::from_fn(state),
-                };
-                let averages = self.averages.map(here);
-                let Rows { weight, remainder, .. } = of;
-                visit(range, of, averages.map(|average| Averaged { weight, remainder, average }))?;
+    pub(super) fn each(&self, optimizer: &Optimizer, visit: Visit<'_>) -> Result<(), OperationError> {
+        self.sections.all().try_for_each(|section| self.each_of(optimizer, section, visit))
+    }
+
+    /// Shows this rank's part of every range of `section`.
+    pub(super) fn each_of(
+        &self,
+        optimizer: &Optimizer,
+        section: Section,
+        visit: Visit<'_>,
+    ) -> Result<(), OperationError> {
+        let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
+        for range in self.ranges(section) {
+            let own = share.own(range.first, range.rows);
+            let (first, rows) = (range.first + own.start, own.len() as u32);
+            if rows == 0 {
+                continue;
             }
+            let here = |table: Table| table.rows(section, first - begins, rows);
+            let of = Rows {
+                weight: self.weights.rows(section, first, rows),
+                remainder: self.masters.map(here),
+                gradient: self.sum(section, first - begins, rows),
+                states: core::array::from_fn(|i| {
+                    let here = self.states[i].rows(section, range.kept[i] + own.start - begins, rows);
+                    Region { dtype: optimizer.state_dtype(range.group, i), ..here }
+                }),
+            };
+            let averages = self.averages.map(here);
+            let Rows { weight, remainder, .. } = of;
+            visit(range, of, averages.map(|average| Averaged { weight, remainder, average }))?;
         }
         Ok(())
     }
@@ -577,30 +437,31 @@ impl Shared {
         })
     }
 
-    /// Where the matrices of `range` lie that this rank moves, if it moves any.
-    fn place(&self, optimizer: &Optimizer, range: &Range) -> Option<Place> {
-        let (Range { group, section, first, rows, .. }, matrices) = (*range, range.matrices?);
-        let layers = self.layers();
+    /// Where the matrices of `range` lie that this rank moves, if it moves any: of layers those of `layers`.
+    pub(super) fn place(&self, optimizer: &Optimizer, range: &Range, layers: Layers) -> Option<Place> {
+        let (Range { group, section, first, rows, kept, .. }, matrices) = (*range, range.matrices?);
         let (section, every, matrices) = match section {
             Section::Layer(_) => (Section::Layer(layers.first), layers.every, matrices.of_layers(layers.count)?),
             _ if self.share(section).own(first, rows).is_empty() => return None,
             _ => (section, 1, matrices),
         };
-        let stack = |table: Table| {
+        let stack = |table: Table, first| {
             let stride = match section {
                 Section::Layer(_) => table.stride * u64::from(every / table.every),
                 _ => u64::from(rows / matrices.layers()) * table.dtype.row_bytes(COLUMNS),
             };
             Stack { dtype: table.dtype, first: table.rows(section, first, rows).offset, stride: Some(stride) }
         };
-        let [momentum, squares] =
-            core::array::from_fn(|i| Stack { dtype: optimizer.state_dtype(group, i), ..stack(self.states[i]) });
+        let [momentum, squares] = core::array::from_fn(|i| Stack {
+            dtype: optimizer.state_dtype(group, i),
+            ..stack(self.states[i], kept[i])
+        });
         Some(Place {
             group,
             matrices,
-            weight: stack(self.weights),
-            remainder: self.masters.map(stack),
-            gradient: stack(self.sums.unwrap_or(self.gradients)),
+            weight: stack(self.weights, first),
+            remainder: self.masters.map(|table| stack(table, first)),
+            gradient: stack(self.sums.unwrap_or(self.gradients), first),
             momentum,
             squares,
         })

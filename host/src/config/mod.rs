@@ -20,6 +20,7 @@ mod preset;
 mod ranks;
 mod raw;
 mod recompute;
+mod released;
 mod resolved;
 mod resume;
 mod saved;

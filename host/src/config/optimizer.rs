@@ -155,7 +155,8 @@ impl Config {
     pub fn optimizer(&self) -> Optimizer {
         let base = Optimizer::new(Rule::Frozen, self.weight_decay)
             .averaging(self.averaging().is_some())
-            .keeping(self.states.core(), self.masters.remainder());
+            .keeping(self.states.core(), self.masters.remainder())
+            .releasing(self.release_gradients);
         Group::ALL.into_iter().fold(base, |optimizer, group| {
             let own = self.group.get(group.name()).copied().unwrap_or_default();
             let rule = self.rule(group, &own);

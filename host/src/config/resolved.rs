@@ -101,7 +101,9 @@ impl Config {
 
     /// As [`Config::resolve`], where what the pattern of attention does not use may be written all the same.
     pub(super) fn decide(raw: RawConfig, found: &Found) -> Result<Config, ConfigError> {
+        let clip = raw.asked_clip();
         let (raw, model) = begin(raw, found)?;
+        let raw = raw.releasing(clip)?;
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
         let warmup_is_given = raw.warmup.is_some();
         let order = super::order::resolve(&raw, &found.source)?;
@@ -190,6 +192,7 @@ impl Config {
         self.validate_ranks()?;
         self.validate_gradients()?;
         self.validate_masters()?;
+        self.validate_released()?;
         if self.vocab_size() < 5 {
             return error(format!(
                 "a vocabulary of {} leaves no room beside its 4 special tokens; --vocab-size must be at least 5",

@@ -198,6 +198,11 @@ keys! {
             chunk: u32, flag("N").shown("512, on a GPU 4096 or more, or the preset's")
                 .page("Rows of logits computed at once; on cuda 8,192 or 16,384 where the run needs no more memory for it; a \
                        head of at most 128 columns in bf16 on compute capability 9.0 keeps none, so there 64 cost nothing");
+            /// Moves each layer as soon as its gradients are formed, so that there is room for those of one layer alone; without
+            /// a clip, in steps of one micro-batch
+            release_gradients: bool = false, switch().quiet().changes()
+                .page("Each layer is moved as soon as its gradients are formed, which have room for one layer then; without a \
+                       clip, in steps of one micro-batch, see the [guide](guide.md#released-gradients)");
             /// Refuse a run that needs more memory than this, for example 4GiB
             budget: ByteSize => Option<u64>, flag("SIZE").shown("what is free, or all of the GPU").neutral();
             /// Plan for a GPU's memory: gtx1650, rtx3060, rtx3090, rtx4060, rtx4070, rtx4090, rtx5090, t4, l4, l40s, a10,

@@ -65,16 +65,19 @@ pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -
     )
 }
 
-/// Splits micro-batches of more than `tokens` tokens; whether more of that is possible.
+/// Splits micro-batches of more than `tokens` tokens, or leaves some of theirs out; whether more of that is possible.
 fn smaller(config: &mut Config, tokens: u64) -> bool {
-    let mut possible = false;
+    let (mut possible, releases) = (false, config.release_gradients);
     let mut split = |batch: &mut u32, accumulate: &mut u32, seq_len: u32| {
         let whole = *batch;
         let most = (tokens / u64::from(seq_len)).max(1);
         while u64::from(*batch) > most {
             *batch /= 2;
         }
-        *accumulate = accumulate.saturating_mul(whole.div_ceil(*batch));
+        // A step that releases gradients has one, so it becomes smaller.
+        if !releases {
+            *accumulate = accumulate.saturating_mul(whole.div_ceil(*batch));
+        }
         possible |= *batch > 1;
     };
     for stage in &mut config.stage {
@@ -90,7 +93,9 @@ fn flags(from: &Config, to: &Config) -> String {
         flags.push(format!("--recompute {}", to.recompute));
     }
     if from.stage.is_empty() && from.batch_size != to.batch_size {
-        flags.push(format!("--batch-size {} --accumulate {}", to.batch_size, to.accumulate));
+        let accumulate = format!(" --accumulate {}", to.accumulate);
+        let accumulate = if to.release_gradients { "" } else { &accumulate };
+        flags.push(format!("--batch-size {}{accumulate}", to.batch_size));
     }
     if from.chunk != to.chunk {
         flags.push(format!("--chunk {}", to.chunk));

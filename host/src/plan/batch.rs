@@ -61,7 +61,8 @@ fn fixed(config: &Config) -> bool {
 /// The run in micro-batches of `batch_size`, as few as give `sequences` a step where that was asked for.
 fn shaped(config: &Config, batch_size: u32, sequences: Option<u64>) -> Config {
     let accumulate = match sequences {
-        Some(sequences) if config.family().lacks(Capability::Accumulation).is_none() => {
+        // Where gradients are released a step is one micro-batch.
+        Some(sequences) if config.family().lacks(Capability::Accumulation).is_none() && !config.release_gradients => {
             u32::try_from(sequences.div_ceil(batch_size.into())).unwrap_or(u32::MAX)
         }
         _ => config.accumulate,

@@ -38,6 +38,7 @@ mod optimizers;
 mod profile;
 mod pythia;
 mod ranks;
+mod released;
 mod report;
 mod resume;
 mod runs;

@@ -75,6 +75,7 @@ impl Family for NeuroGen {
             Capability::Attention => "a NeuroGen has no attention",
             Capability::Integers => "a NeuroGen has no weights in integers",
             Capability::Averages => AVERAGES,
+            Capability::ReleasedGradients => "a NeuroGen forms the gradients of all its parts together",
             Capability::Frozen(_) => {
                 "a NeuroGen's backward pass forms every gradient; --set rule=frozen freezes its synapses"
             }

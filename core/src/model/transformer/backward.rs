@@ -47,7 +47,7 @@ impl Backward<'_> {
     }
 
     fn formed(&self, device: &mut dyn Device, section: Section) -> Result<(), OperationError> {
-        self.learning.updater.formed(device, section, self.first)
+        self.learning.updater.formed(device, self.control, section, self.first)
     }
 
     /// The gradients of a layer's linear layer.

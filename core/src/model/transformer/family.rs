@@ -105,7 +105,7 @@ impl Family for Transformer {
     fn lacks(&self, capability: Capability) -> Option<&'static str> {
         match capability {
             Capability::Accumulation | Capability::Bf16Gradients | Capability::Attention => None,
-            Capability::Integers | Capability::Averages => None,
+            Capability::Integers | Capability::Averages | Capability::ReleasedGradients => None,
             // A chunk of logits makes room for the next one, so the gradient that they give is formed at once.
             Capability::Frozen(Group::Head) => Some(LOGITS),
             Capability::Frozen(Group::Embedding) if self.tied => Some(LOGITS),

@@ -19,7 +19,7 @@ impl Operation for PieceNorms {
     const NAME: &'static str = "piece_norms";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        visit(Operand::read("gradient", self.gradient).exact());
+        visit(Operand::read("gradient", self.gradient));
         visit(Operand::write("norms", self.norms).exact());
     }
 

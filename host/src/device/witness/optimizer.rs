@@ -21,7 +21,7 @@ pub fn squared_norm(w: &mut impl Witness) {
 pub fn norms_of_pieces_and_their_sum(w: &mut impl Witness) {
     for count in [1u32, 16_384, 16_385, 200_001] {
         let pieces = count.div_ceil(16_384);
-        w.case(|l| PieceNorms { gradient: l.exact(vector(count), 0.01), norms: l.exact(matrix(pieces, 1), 1.0) });
+        w.case(|l| PieceNorms { gradient: l.gradient(vector(count), true), norms: l.exact(matrix(pieces, 1), 1.0) });
     }
     let (parts, layers_whole) = ([false; 3], [false, true, false]);
     for (ranks, [before, layer, layers, behind], whole) in [
