@@ -41,6 +41,15 @@ pub const fn split8(x: f32) -> (u16, i8) {
     )
 }
 
+/// A bf16 beside x, the one above in size with the probability of how near it is: the lower 16 bits of x of 2¹⁶. `random` decides.
+/// What is a bf16 stays.
+pub const fn dithered(x: f32, random: u16) -> u16 {
+    if x.is_nan() {
+        return split(x).0;
+    }
+    (x.to_bits().saturating_add(random as u32) >> 16) as u16
+}
+
 /// The f32 whose rounding is `weight`, and that has `upper` besides.
 pub const fn join8(weight: u16, upper: i8) -> f32 {
     join(weight, (upper as i16) << 8)
@@ -72,6 +81,21 @@ mod tests {
             (0..=0xffff).for_each(|lower| check(f32::from_bits(upper << 16 | lower)));
         }
         (0..=u32::MAX).step_by(9_973).map(f32::from_bits).filter(|x| !x.is_nan()).for_each(check);
+    }
+
+    #[test]
+    fn what_is_dithered_is_right_on_average_and_a_neighbour() {
+        for x in [1.0f32, 1.003, -0.127, 3e-20, f32::MAX, f32::INFINITY, 0.0].map(f32::to_bits).map(f32::from_bits) {
+            let mut above = 0u32;
+            for random in 0..=u16::MAX {
+                let found = u32::from(dithered(x, random));
+                let lower = x.to_bits() >> 16;
+                assert!(found == lower || found == lower + 1, "{x}");
+                above += found - lower;
+            }
+            assert_eq!(above, x.to_bits() & 0xffff, "{x}");
+        }
+        assert!(half::bf16::from_bits(dithered(f32::NAN, 7)).is_nan());
     }
 
     #[test]

@@ -158,7 +158,7 @@ pub struct Optimizer {
     recipes: [Recipe; Group::COUNT],
     averages: bool,
     states: States,
-    remainder: Dtype,
+    remainder: Option<Dtype>,
     releases: bool,
 }
 
@@ -178,7 +178,7 @@ impl Optimizer {
             }
             i += 1;
         }
-        Optimizer { recipes, averages: false, states: States::F32, remainder: Dtype::Remainder, releases: false }
+        Optimizer { recipes, averages: false, states: States::F32, remainder: Some(Dtype::Remainder), releases: false }
     }
 
     /// AdamW for all.
@@ -200,9 +200,9 @@ impl Optimizer {
     }
 
     /// The same, whose rules keep their states so, and which keeps so much of what weights in bf16 lack of their masters:
-    /// [`Dtype::Remainder`] or [`Dtype::Remainder8`].
+    /// [`Dtype::Remainder`] or [`Dtype::Remainder8`]. Without it weights in bf16 are rounded by chance, in one process.
     #[must_use]
-    pub const fn keeping(self, states: States, remainder: Dtype) -> Optimizer {
+    pub const fn keeping(self, states: States, remainder: Option<Dtype>) -> Optimizer {
         Optimizer { states, remainder, ..self }
     }
 

@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn parameters_that_move_layer_by_layer_move_as_all_at_once() {
         for model in [UNTIED, FACTORISED, VALUES] {
-            let coded = |optimizer: Optimizer| optimizer.keeping(States::EightBits, Dtype::Remainder8);
+            let coded = |optimizer: Optimizer| optimizer.keeping(States::EightBits, Some(Dtype::Remainder8));
             let some = [("adamw", ADAMW), ("muon", muon()), ("mixed", mixed())];
             let in_8_bits = [("adamw, 8 bits", coded(ADAMW)), ("muon, 8 bits", coded(muon()))];
             for (name, optimizer) in some.into_iter().chain(in_8_bits) {

@@ -146,10 +146,10 @@ pub(super) fn lay_tables<M: Parameters>(
         whole.show(model, (optimizer, space, role), slot, ledger);
         if alone { whole } else { shared.lay_share(names, (role, dtype), Some(&whole), ledger) }
     };
-    let masters = (dtype != Dtype::F32).then(|| {
+    let masters = optimizer.remainder.filter(|_| dtype != Dtype::F32).map(|remainder| {
         let names = ["before.share of masters", "layers.share of masters", "behind.share of masters"];
-        let slot = |p: &Parameter| Some(p.slot("master.", Role::Master, optimizer.remainder));
-        share(&names, (Role::Master, optimizer.remainder), &sections, &slot)
+        let slot = |p: &Parameter| Some(p.slot("master.", Role::Master, remainder));
+        share(&names, (Role::Master, remainder), &sections, &slot)
     });
     let mut states = [gradients; STATES];
     for (i, (state, names)) in states.iter_mut().zip(&STATE_NAMES).enumerate() {

@@ -133,8 +133,8 @@ pub(super) fn lay<M: Parameters>(
         table(model, optimizer, weight, &mut |p, range| range.and_then(|_| slot(p)), ledger)
     };
     let reduced = groups.iter().any(|(_, dtype, _)| *dtype != Dtype::F32);
-    let master = |p: &Parameter| Some(p.slot("master.", Role::Master, optimizer.remainder));
-    let of_masters = if reduced { learnt(&master).1 } else { [None; RANGES] };
+    let master = |p: &Parameter| Some(p.slot("master.", Role::Master, optimizer.remainder?));
+    let of_masters = if reduced && optimizer.remainder.is_some() { learnt(&master).1 } else { [None; RANGES] };
     let dtype = profile.dtype(Role::Gradient);
     let (gradients, of_gradients) = learnt(&|p| Some(p.slot("gradient.", Role::Gradient, dtype)));
     let of_states: [_; STATES] = from_fn(|i| {
@@ -206,7 +206,7 @@ impl Whole {
             let rows = range.rows;
             let of = Rows {
                 weight: band(range.dtype, range.weight, rows),
-                remainder: range.remainder.map(|offset| band(optimizer.remainder, offset, rows)),
+                remainder: range.remainder.zip(optimizer.remainder).map(|(offset, dtype)| band(dtype, offset, rows)),
                 gradient: band(self.gradient.dtype, range.gradient, rows),
                 states: from_fn(|i| band(optimizer.state_dtype(range.group, i), range.states[i], rows)),
             };
@@ -233,7 +233,10 @@ impl Whole {
             let before = (range.gradient - self.gradient.offset) / self.gradient.dtype.size() * Dtype::F32.size();
             visit(Averaged {
                 weight: band(range.dtype, range.weight, range.rows),
-                remainder: range.remainder.map(|offset| band(optimizer.remainder, offset, range.rows)),
+                remainder: range
+                    .remainder
+                    .zip(optimizer.remainder)
+                    .map(|(offset, dtype)| band(dtype, offset, range.rows)),
                 average: band(Dtype::F32, averages + before, range.rows),
             })
         })
@@ -255,7 +258,7 @@ impl Whole {
                 group,
                 matrices: matrices?,
                 weight: stack(dtype, weight),
-                remainder: remainder.map(|first| stack(optimizer.remainder, first)),
+                remainder: remainder.zip(optimizer.remainder).map(|(first, dtype)| stack(dtype, first)),
                 gradient: stack(self.gradient.dtype, gradient),
                 momentum: stack(optimizer.state_dtype(group, 0), momentum),
                 squares: stack(Dtype::F32, squares),

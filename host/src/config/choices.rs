@@ -204,14 +204,17 @@ pub enum Masters {
     F32,
     /// The upper 24 bits of that: 8 bits beside the weight.
     F24,
+    /// There are none: weights are rounded by chance as they move.
+    Bf16,
 }
 
 impl Masters {
     /// The type of what is beside the weight.
-    pub const fn remainder(self) -> Dtype {
+    pub const fn remainder(self) -> Option<Dtype> {
         match self {
-            Masters::F32 => Dtype::Remainder,
-            Masters::F24 => Dtype::Remainder8,
+            Masters::F32 => Some(Dtype::Remainder),
+            Masters::F24 => Some(Dtype::Remainder8),
+            Masters::Bf16 => None,
         }
     }
 }

@@ -191,11 +191,25 @@ impl Config {
 
     /// Refuses masters of weights that have none.
     pub(super) fn validate_masters(&self) -> Result<(), ConfigError> {
-        if self.masters == Masters::F24 && self.precision == Precision::F32 {
-            return error(
-                "--masters f24: in f32 weights are their own masters; use --precision bf16 or fp8, or --masters f32"
-                    .to_owned(),
-            );
+        let name = match self.masters {
+            Masters::F32 => return Ok(()),
+            Masters::F24 => "f24",
+            Masters::Bf16 => "bf16",
+        };
+        if self.precision == Precision::F32 {
+            return error(format!(
+                "--masters {name}: in f32 weights are their own masters; use --precision bf16 or fp8, or --masters f32"
+            ));
+        }
+        let asked = if self.ranks().shares() {
+            "ranks share"
+        } else if self.averaging().is_some() {
+            "--ema and --average are of"
+        } else {
+            return Ok(());
+        };
+        if self.masters == Masters::Bf16 {
+            return error(format!("--masters bf16: {asked} masters, and there would be none; use --masters f24"));
         }
         Ok(())
     }

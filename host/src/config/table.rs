@@ -226,9 +226,9 @@ keys! {
             /// The type of the optimizer's states, f32 or 8bit: blocks of 8-bit codes, see the configuration's page
             states: States = States::F32, flag("TYPE").quiet()
                 .page("The type of the optimizer's states: f32, or 8bit, a quarter of it, see [below](#states-and-masters)");
-            /// The type of the masters of weights in bf16, f32 or f24, see the configuration's page
+            /// The type of the masters of weights in bf16, f32, f24 or bf16, see the configuration's page
             masters: Masters = Masters::F32, flag("TYPE").quiet().changes()
-                .page("The type of the masters of weights in bf16: f32, or f24, 3 bytes of it, see [below](#states-and-masters)");
+                .page("The type of the masters of weights in bf16: f32, f24 (3 bytes of it), or bf16 (none: weights are rounded by chance), see [below](#states-and-masters)");
         }
         "Output" {
             /// Steps between logged ones

@@ -14,6 +14,7 @@ struct MatrixMoveArgs {
     float scale;        // of x
     u32 cautious;       // whether decay falls only where x has the sign of the weight
     u32 upper;          // whether a remainder is the upper 8 of its 16 bits
+    u32 group;          // whose random numbers round weights without masters
 };
 
 template <class T, class X>
@@ -35,6 +36,7 @@ __device__ void matrix_move(const MatrixMoveArgs& a) {
         w[0] = w[0] * (a.cautious && w[0] * x <= 0.0f ? 1.0f : keep) - step * x;
         if constexpr (sizeof(T) == sizeof(bf16)) {
             if (a.remainder) return split(weight, a.remainder, at, w, a.upper);
+            return dither(weight, at, w, a.results, a.group);
         }
         write(weight, w);
     };

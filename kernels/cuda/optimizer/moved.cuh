@@ -2,6 +2,7 @@
 // clip.
 #pragma once
 #include "../control.cuh"
+#include "../random.cuh"
 #include "states.cuh"
 
 // What core's Moved is on a GPU.
@@ -71,6 +72,23 @@ __device__ inline void split(bf16* weight, void* remainder, u64 at, const float 
     *(Vector<short, N>*)((short*)remainder + at) = lacks;
 }
 
+// Writes bf16 beside `w`, rounded up or down by the random numbers of this step and group, as core's Dither has them. `at` is the
+// number of the first, a multiple of N.
+template <int N>
+__device__ inline void dither(bf16* weight, u64 at, const float (&w)[N], const Results* results, u32 group) {
+    static_assert(N == 1 || N == 8, "a block of random numbers is for eight");
+    u32 words[4] = {(u32)(at / 8), (u32)(at / 8 >> 32), group, 0};
+    philox(words, __float_as_uint(results->loss), __float_as_uint(results->squared_norm));
+    float rounded[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        u32 place = N == 1 ? (u32)at % 8 : i, word = words[place / 2], bits = __float_as_uint(w[i]);
+        u32 random = word >> 16 * (place % 2) & 0xffff;
+        rounded[i] = w[i] != w[i] ? w[i] : __uint_as_float((bits + random) & 0xffff0000u);
+    }
+    write(weight, rounded);
+}
+
 // Calls `element(i, w, g)` for N parameters and their clipped gradients, and writes what it makes of each `w`.
 template <class T, class G, int N, class F>
 __device__ inline void move(const MovedArgs& a, u64 at, float clip, F element) {
@@ -85,6 +103,7 @@ __device__ inline void move(const MovedArgs& a, u64 at, float clip, F element) {
     for (int i = 0; i < N; i++) w[i] = element(i, w[i], g[i] * clip);
     if constexpr (sizeof(T) == sizeof(bf16)) {
         if (a.remainder) return split(weight, a.remainder, at, w, a.upper);
+        return dither(weight, at, w, a.results, a.group);
     }
     write(weight, w);
 }

@@ -514,6 +514,13 @@ fn masters_in_24_bits_go_on_and_are_the_weights_of_their_files() {
     let dir = directory();
     let dir = dir.path();
     let flags = "--device cuda --precision bf16 --states 8bit --masters f24";
+    // Without masters too, which there may be again.
+    let none = "--device cuda --precision bf16 --masters bf16 --schedule constant --warmup 1";
+    host(dir, &format!("train {SMALL} {none} --steps 6 --out none-whole")).ok();
+    host(dir, &format!("train {SMALL} {none} --steps 3 --out none-parts")).ok();
+    host(dir, "train --steps 6 --resume --out none-parts").ok();
+    assert_same(dir, "none-whole", "none-parts", 6);
+    host(dir, "train --steps 8 --resume --masters f32 --out none-parts").ok();
     for preset in ["pythia-tiny", "quick-tiny"] {
         let run = |more: &str| {
             host(dir, &format!("train --preset {preset} {SMALL} --lr 0.01 --save-every 1 --keep 99 {more}")).ok()

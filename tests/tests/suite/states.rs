@@ -92,6 +92,8 @@ fn runs_go_on_and_end_where_those_with_f32_end() {
     host(dir.path(), refused).refused(2, &["states", "8bit"]);
     host(dir.path(), &format!("train {TINY} --masters f24 --steps 1 --out other"))
         .refused(2, &["--masters f24: in f32 weights are their own masters"]);
+    let line = format!("plan {TINY} --gpu h200 --precision bf16 --masters bf16 --ema 0.9");
+    host(dir.path(), &line).refused(2, &["--masters bf16: --ema and --average are of masters"]);
     host(dir.path(), &format!("train {TINY} --states 4bit --steps 1 --out other")).refused(2, &["4bit"]);
 }
 
@@ -122,6 +124,7 @@ fn adamw_keeps_7_bytes_a_parameter() {
     assert!((14.0..14.05).contains(&all));
     near(bytes("--states 8bit") / all, (6.0 + 2.0 * 132.0 / 128.0) / 14.0);
     near(bytes("--states 8bit --masters f24") / all, (5.0 + 2.0 * 132.0 / 128.0) / 14.0);
+    near(bytes("--states 8bit --masters bf16") / all, (4.0 + 2.0 * 132.0 / 128.0) / 14.0);
     let of_matrices = "--states 8bit --masters f24 --optimizer muon";
     assert!(bytes(of_matrices) < bytes("--states 8bit --masters f24") - 0.3);
 }

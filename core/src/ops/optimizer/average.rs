@@ -2,9 +2,10 @@
 
 use core::mem::replace;
 
-use super::masters::Masters;
+use super::masters::{Dither, Masters};
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
+use crate::optimizer::Group;
 use crate::train::{Results, Settings};
 
 /// `a = a + (w − a) c`, with the c of [`Settings::average`]: of a weight of each step 1/n is the running mean, a constant the
@@ -96,7 +97,7 @@ impl Operation for Average {
         ])?;
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(c) = Self::factor(settings, results) else { return Ok(()) };
-        let masters = Masters::of(&mut weight, &mut remainder)?;
+        let masters = Masters::of(&mut weight, &mut remainder, Dither::of(results, Group::Matrix))?;
         for (i, a) in average.f32_mut()?.iter_mut().enumerate() {
             *a = masters.kept(Self::element(c, masters.get(i), *a));
         }
@@ -126,7 +127,9 @@ impl Operation for Exchange {
         let [mut weight, mut remainder, mut average] =
             arena.views([Some(self.weight), self.remainder, Some(self.average)])?;
         let average = average.f32_mut()?;
-        Masters::of(&mut weight, &mut remainder)?.each(|i, w| average.get_mut(i).map_or(w, |a| replace(a, w)));
+        // Weights without masters have no averages.
+        let dither = Dither::of(&Results { loss: 0.0, squared_norm: 0.0 }, Group::Matrix);
+        Masters::of(&mut weight, &mut remainder, dither)?.each(|i, w| average.get_mut(i).map_or(w, |a| replace(a, w)));
         Ok(())
     }
 }

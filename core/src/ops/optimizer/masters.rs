@@ -5,7 +5,10 @@ use core::ops::Range;
 #[cfg(feature = "compressed")]
 use crate::memory::Dtype;
 use crate::memory::{ArenaError, View};
+use crate::optimizer::Group;
+use crate::random::Random;
 use crate::remainder;
+use crate::train::Results;
 
 /// Parameters that an update reads and writes as f32.
 pub(super) enum Masters<'v> {
@@ -16,6 +19,30 @@ pub(super) enum Masters<'v> {
     /// They are bf16, with 8 bits of what those lack.
     #[cfg(feature = "compressed")]
     Short(&'v mut [u16], &'v mut [i8]),
+    /// They are bf16 alone, which random numbers round; the first of them has this number.
+    #[cfg(feature = "compressed")]
+    Dithered(&'v mut [u16], Dither, u64),
+}
+
+/// The random numbers that round weights without masters: of a step and a group of parameters. A step is known by its loss and its
+/// norm, so nothing is kept for them and a run that goes on has the same.
+#[derive(Clone, Copy)]
+pub(super) struct Dither(Random);
+
+impl Dither {
+    /// Those of this step.
+    pub fn of(results: &Results, group: Group) -> Dither {
+        let Results { loss, squared_norm } = *results;
+        let seed = u64::from(loss.to_bits()) | u64::from(squared_norm.to_bits()) << 32;
+        Dither(Random::new(seed, group.index() as u64))
+    }
+
+    /// Of element i: a word has two.
+    #[cfg(feature = "compressed")]
+    fn at(self, i: u64) -> u16 {
+        let word = self.0.block(i / 8)[(i % 8 / 2) as usize];
+        (word >> (16 * (i % 2))) as u16
+    }
 }
 
 impl<'v> Masters<'v> {
@@ -23,8 +50,14 @@ impl<'v> Masters<'v> {
     ///
     /// # Errors
     /// Regions of other types.
-    pub fn of(weight: &'v mut View<'_>, remainder: &'v mut View<'_>) -> Result<Masters<'v>, ArenaError> {
+    pub fn of(
+        weight: &'v mut View<'_>,
+        remainder: &'v mut View<'_>,
+        dither: Dither,
+    ) -> Result<Masters<'v>, ArenaError> {
         match remainder.is_none() {
+            #[cfg(feature = "compressed")]
+            true if weight.is_of(Dtype::Bf16) => Ok(Self::Dithered(weight.bf16_mut()?, dither, 0)),
             true => Ok(Self::Whole(weight.f32_mut()?)),
             #[cfg(feature = "compressed")]
             false if remainder.is_of(Dtype::Remainder8) => {
@@ -46,6 +79,8 @@ impl<'v> Masters<'v> {
             Self::Short(weights, lacks) => {
                 weights.get(i).zip(lacks.get(i)).map_or(0.0, |(w, lack)| remainder::join8(*w, *lack))
             }
+            #[cfg(feature = "compressed")]
+            Self::Dithered(weights, ..) => weights.get(i).map_or(0.0, |w| remainder::join(*w, 0)),
         }
     }
 
@@ -56,6 +91,11 @@ impl<'v> Masters<'v> {
             Self::Split(weights, lacks) => Some(Masters::Split(weights.get_mut(range.clone())?, lacks.get_mut(range)?)),
             #[cfg(feature = "compressed")]
             Self::Short(weights, lacks) => Some(Masters::Short(weights.get_mut(range.clone())?, lacks.get_mut(range)?)),
+            #[cfg(feature = "compressed")]
+            Self::Dithered(weights, dither, first) => {
+                let first = *first + range.start as u64;
+                Some(Masters::Dithered(weights.get_mut(range)?, *dither, first))
+            }
         }
     }
 
@@ -75,6 +115,12 @@ impl<'v> Masters<'v> {
                     (*w, *lack) = remainder::split8(new(i, remainder::join8(*w, *lack)));
                 }
             }
+            #[cfg(feature = "compressed")]
+            Self::Dithered(weights, dither, first) => {
+                for (i, w) in weights.iter_mut().enumerate() {
+                    *w = remainder::dithered(new(i, remainder::join(*w, 0)), dither.at(*first + i as u64));
+                }
+            }
         }
     }
 
@@ -92,6 +138,9 @@ impl<'v> Masters<'v> {
                 let (weight, lack) = remainder::split8(x);
                 remainder::join8(weight, lack)
             }
+            // Averages are of masters.
+            #[cfg(feature = "compressed")]
+            Self::Dithered(..) => x,
         }
     }
 }

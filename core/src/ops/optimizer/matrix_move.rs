@@ -1,7 +1,7 @@
 //! Moves the matrices of a parameter by what was made of their momentum.
 
 use super::cut::Cut;
-use super::masters::Masters;
+use super::masters::{Dither, Masters};
 use super::moved::Factors;
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
@@ -110,7 +110,7 @@ impl Operation for MatrixMove {
         // Of rows without factors there are none.
         let (cut, x, row_factors) = (&self.cut, x.f32()?, row_factors.f32()?);
         let ([m, n], columns) = (cut.wide().map(|side| side as usize), cut.columns as usize);
-        let mut masters = Masters::of(&mut weight, &mut remainder)?;
+        let mut masters = Masters::of(&mut weight, &mut remainder, Dither::of(results, self.group))?;
         for (number, x) in (0..cut.count()).zip(x.chunks_exact(m * n)) {
             for r in 0..cut.rows {
                 let at = cut.row(number, r) as usize..cut.row(number, r) as usize + columns;

@@ -1,6 +1,6 @@
 //! What every rule of update reads and writes besides its own state, with the global clip and the masters of bf16.
 
-use super::masters::Masters;
+use super::masters::{Dither, Masters};
 use crate::compressed::BLOCK;
 #[cfg(feature = "compressed")]
 use crate::compressed::{Block, Code};
@@ -15,7 +15,8 @@ use crate::train::{Results, Settings};
 pub struct Moved {
     /// `[n]`: the parameters.
     pub weight: Region,
-    /// `[n]`: what they lack of their f32 masters, where they are kept in bf16. A master moves, and is split again.
+    /// `[n]`: what they lack of their f32 masters, where they are kept in bf16. A master moves, and is split again. bf16 without it
+    /// move by themselves, rounded up or down by chance: on average they move as masters do.
     pub remainder: Option<Region>,
     /// `[n]`.
     pub gradient: Region,
@@ -111,7 +112,7 @@ pub trait ByElement: Operation {
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
         let (factors, gradient) = (self.factors(&factors), gradient.f32()?);
-        let mut masters = Masters::of(&mut weight, &mut remainder)?;
+        let mut masters = Masters::of(&mut weight, &mut remainder, Dither::of(results, moved.group))?;
         #[cfg(feature = "compressed")]
         if let Some(coded) = first.coded_mut()? {
             return each_block(self, &factors, masters, gradient, [Some(coded), second.coded_mut()?]);

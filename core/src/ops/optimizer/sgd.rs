@@ -65,6 +65,8 @@ mod tests {
     use super::*;
     use crate::device::Single;
     use crate::device::check;
+    use crate::memory::Dtype;
+    use crate::model::testing::Half;
     use crate::ops::testing::Bench;
     use crate::optimizer::Group;
     use crate::train::{Results, Settings};
@@ -113,5 +115,37 @@ mod tests {
         let without = Sgd { buffer: None, ..op };
         let error = OperationError::Shape { operation: "sgd", operand: "buffer" };
         assert_eq!(check(&without.into(), &Single), Err(error));
+    }
+
+    #[test]
+    fn a_bf16_without_a_master_moves_by_less_than_its_step_on_average() {
+        const N: usize = 2048;
+        let shape = [1, 1, 16, 128];
+        let mut b = Bench::<2048>::new();
+        let weight = b.codes(Dtype::Bf16, shape);
+        b.set_bytes(weight, 0, bytemuck::cast_slice(&[0x3f80u16; N]));
+        let moved = Moved {
+            weight,
+            remainder: None,
+            // Upwards by 0.3 of the step above 1.
+            gradient: b.values(shape, &[-0.3 / 128.0; N]),
+            settings: b.settings(Settings { learning_rate: 1.0, ..Settings::UNIT }),
+            results: b.results(Results { loss: 0.25, squared_norm: 0.5 }),
+            group: Group::Matrix,
+            rate: 1.0,
+            decay: 0.0,
+        };
+        let op = Sgd { moved, buffer: None, momentum: 0.0 };
+        let mut above = heapless::Vec::<usize, 2>::new();
+        for loss in [0.25, 0.26] {
+            b.set_bytes(weight, 0, bytemuck::cast_slice(&[0x3f80u16; N]));
+            b.set(moved.results, &[loss, 0.5]);
+            b.run_in(op, &Half);
+            let weights: &[u16] = bytemuck::cast_slice(b.bytes(weight));
+            assert!(weights.iter().all(|w| [0x3f80, 0x3f81].contains(w)));
+            above.push(weights.iter().filter(|w| **w == 0x3f81).count()).unwrap();
+        }
+        // Each is a sum of 2,048 chances of 0.3: 614 ± 21. Another step has others.
+        assert!(above.iter().all(|count| (510..720).contains(count)) && above[0] != above[1], "{above:?}");
     }
 }

@@ -25,6 +25,7 @@ impl OnCuda for MatrixMove {
             scale: self.scale(),
             cautious: self.cautious.into(),
             upper: is_upper(self.remainder),
+            group: self.group.index() as u32,
         };
         let kernel = format!("matrix_move_{}_{}", self.weight.dtype.name(), self.x.dtype.name());
         cuda.launch("matrix_move", &kernel, tiles(&self.cut), 256, &arguments)

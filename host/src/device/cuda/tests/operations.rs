@@ -1,7 +1,8 @@
 //! What only a GPU has of the operations: rows of NaN, kernels of some shapes, weights in halves.
 
-use capful_core::ops::{AdamW, Embed, EmbedGrad, Exchange, Moved, NormKind};
+use capful_core::ops::{AdamW, Embed, EmbedGrad, Exchange, Moved, NormKind, Sgd};
 use capful_core::optimizer::Group;
+use capful_core::random::Random;
 use capful_core::remainder;
 use capful_core::train::Settings;
 
@@ -160,5 +161,42 @@ fn what_moves_to_halfway_between_two_bf16_is_rounded_and_split_as_others_do() {
         });
         assert_eq!(found, halves.repeat(times));
         assert_eq!(found, expected);
+    }
+}
+
+/// A step whose numbers are exact in f32, so that nothing but the rounding is left to the device.
+#[test]
+fn weights_without_masters_are_rounded_by_the_chance_that_the_core_has() {
+    let mut bench = Bench::new();
+    let halves = |x: &f32| half::bf16::from_f32(*x).to_f32();
+    for count in [7, 1000, 4096] {
+        let values: Vec<f32> = normal(count).iter().map(halves).collect();
+        let gradient: Vec<f32> = normal(count).iter().rev().map(halves).collect();
+        let (shape, [loss, squared_norm], rate) = ([1, 1, 1, count], [0.375f32, 2.25f32], 1.0 / 512.0);
+        let left = bench.left(Precision::Bf16, &|l: &mut Lay| Sgd {
+            moved: Moved {
+                weight: l.kept(shape, values.clone()),
+                gradient: l.values(shape, gradient.clone()),
+                settings: l.settings(Settings { learning_rate: rate, clip: f32::INFINITY, ..Settings::UNIT }),
+                results: l.results(loss, squared_norm),
+                remainder: None,
+                group: Group::Head,
+                rate: 1.0,
+                decay: 0.0,
+            },
+            buffer: None,
+            momentum: 0.0,
+        });
+        let seed = u64::from(loss.to_bits()) | u64::from(squared_norm.to_bits()) << 32;
+        let random = Random::new(seed, Group::Head.index() as u64);
+        let mut rounded = 0;
+        for (i, (w, (x, g))) in left[0].iter().zip(values.iter().zip(&gradient)).enumerate() {
+            let word = random.block(i as u64 / 8)[i % 8 / 2];
+            let moved = x - rate * g;
+            let expected = remainder::dithered(moved, (word >> (16 * (i % 2))) as u16);
+            assert_eq!((w.to_bits() >> 16) as u16, expected, "{i} of {count}");
+            rounded += usize::from(half::bf16::from_f32(moved).to_bits() != expected);
+        }
+        assert!(count < 100 || rounded > count as usize / 10, "{rounded} of {count}");
     }
 }
