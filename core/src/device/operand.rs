@@ -48,7 +48,7 @@ impl Element {
             Element::Remainders => {
                 dtype == Dtype::Remainder || cfg!(feature = "compressed") && dtype == Dtype::Remainder8
             }
-            Element::State => dtype == Dtype::F32 || cfg!(feature = "compressed") && matches!(dtype, Dtype::Coded(_)),
+            Element::State => dtype == Dtype::F32 || dtype.is_coded(),
             Element::Ids => dtype == Dtype::U32,
             Element::Codes => matches!(dtype, Dtype::E4m3 | Dtype::E5m2),
             Element::Integers => matches!(dtype, Dtype::I8 | Dtype::I4) && profile.multiplies_integers(),

@@ -232,7 +232,7 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::f32_mut`].
     pub fn coded_mut(&mut self) -> Result<Option<(Code, &mut [Block])>, ArenaError> {
-        let Some(Region { dtype: Dtype::Coded(code), .. }) = self.region else { return Ok(None) };
+        let Some(code) = self.region.and_then(|region| region.dtype.code()) else { return Ok(None) };
         Ok(Some((code, cast_mut(self.region, self.bytes_mut()?)?)))
     }
 

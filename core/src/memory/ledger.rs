@@ -151,7 +151,7 @@ impl Slot {
     /// Bytes of those.
     const fn bytes(&self) -> u64 {
         let ([a, b, c, columns], [p, q, r]) = (self.shape, self.parts);
-        if let Dtype::Coded(_) = self.dtype {
+        if self.dtype.is_coded() {
             return Region { space: Space::Arena, dtype: self.dtype, offset: 0, shape: self.shape }.bytes();
         }
         match (p as u64 + q as u64 + r as u64, self.is_vector()) {
@@ -217,7 +217,7 @@ impl Entry {
     pub fn tensors(&self) -> impl Iterator<Item = (TensorName, Region)> + use<> {
         let Entry { mut slot, place, .. } = *self;
         // Blocks are no elements: where a tensor ends, one may go on.
-        if let Dtype::Coded(_) = slot.dtype {
+        if slot.dtype.is_coded() {
             slot.parts = [0; 3];
         }
         let part = move |layer: u32, part: usize| {

@@ -14,7 +14,9 @@ pub enum Dtype {
     /// The upper half of [`Dtype::Remainder`], 1 byte.
     Remainder8,
     /// A number of an optimizer's state in 8 bits, in blocks with a scale: see [`crate::compressed`].
-    Coded(Code),
+    Moment8,
+    /// The same of numbers that are not negative.
+    Square8,
     /// Unsigned 32-bit integer, 4 bytes: token ids and counters.
     U32,
     /// An 8-bit float of 4 exponent and 3 mantissa bits, without infinities: see [`crate::fp8`].
@@ -31,25 +33,41 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes an element; of [`Dtype::I4`], two of which share one, the byte that they share; of [`Dtype::Coded`] its code.
+    /// Bytes an element; of [`Dtype::I4`], two of which share one, the byte that they share; of blocks of 8 bits its code.
     pub const fn size(self) -> u64 {
         match self {
             Dtype::F32 | Dtype::U32 => 4,
             Dtype::Bf16 | Dtype::Remainder | Dtype::F16 => 2,
-            Dtype::E4m3 | Dtype::E5m2 | Dtype::I8 | Dtype::I4 | Dtype::Remainder8 | Dtype::Coded(_) => 1,
+            Dtype::E4m3 | Dtype::E5m2 | Dtype::I8 | Dtype::I4 | Dtype::Remainder8 | Dtype::Moment8 | Dtype::Square8 => {
+                1
+            }
         }
     }
 
-    /// Bytes of a row of `columns` elements; of [`Dtype::Coded`], whose blocks go on from row to row, of one by itself.
+    /// Bytes of a row of `columns` elements; of blocks of 8 bits, which go on from row to row, of one by itself.
     pub const fn row_bytes(self, columns: u32) -> u64 {
         match self {
             Dtype::I4 => (columns as u64).div_ceil(2),
-            Dtype::Coded(_) => self.blocks(columns as u64),
+            _ if self.is_coded() => self.blocks(columns as u64),
             _ => columns as u64 * self.size(),
         }
     }
 
-    /// Bytes of so many elements of [`Dtype::Coded`].
+    /// What its blocks of 8 bits mean, where it is kept so.
+    pub const fn code(self) -> Option<Code> {
+        match self {
+            Dtype::Moment8 if cfg!(feature = "compressed") => Some(Code::Moment),
+            Dtype::Square8 if cfg!(feature = "compressed") => Some(Code::Square),
+            _ => None,
+        }
+    }
+
+    /// Whether it is kept in blocks of 8 bits. A build without the feature has none.
+    pub const fn is_coded(self) -> bool {
+        cfg!(feature = "compressed") && matches!(self, Dtype::Moment8 | Dtype::Square8)
+    }
+
+    /// Bytes of so many elements in blocks.
     const fn blocks(self, elements: u64) -> u64 {
         elements.div_ceil(compressed::BLOCK as u64).saturating_mul(compressed::BYTES as u64)
     }
@@ -60,7 +78,7 @@ impl Dtype {
     /// [`Layout::GRAIN`]: crate::memory::Layout::GRAIN
     /// [`Layout::ALIGNMENT`]: crate::memory::Layout::ALIGNMENT
     pub const fn packs(self) -> bool {
-        matches!(self, Dtype::Remainder8 | Dtype::Coded(_))
+        self.is_coded() || cfg!(feature = "compressed") && matches!(self, Dtype::Remainder8)
     }
 
     /// The name used in ledgers and files.
@@ -70,8 +88,8 @@ impl Dtype {
             Dtype::Bf16 => "bf16",
             Dtype::Remainder => "remainder",
             Dtype::Remainder8 => "remainder8",
-            Dtype::Coded(Code::Moment) => "moment8",
-            Dtype::Coded(Code::Square) => "square8",
+            Dtype::Moment8 => "moment8",
+            Dtype::Square8 => "square8",
             Dtype::U32 => "u32",
             Dtype::E4m3 => "e4m3",
             Dtype::E5m2 => "e5m2",
@@ -123,7 +141,7 @@ impl Region {
     pub const fn bytes(&self) -> u64 {
         let [a, b, c, columns] = self.shape;
         let row = self.dtype.row_bytes(columns);
-        if let Dtype::Coded(_) = self.dtype {
+        if self.dtype.is_coded() {
             return self.dtype.blocks(self.elements());
         }
         // Products of 32 bits, which a small core has instructions for, where there are no more rows and bytes of a row.
@@ -165,15 +183,15 @@ impl Region {
         Region { offset: self.offset + first as u64 * self.dtype.size(), shape: [1, 1, 1, count], ..*self }
     }
 
-    /// The region as files have it: of [`Dtype::Coded`] a row of bytes a block.
+    /// The region as files have it: of blocks of 8 bits a row of bytes a block.
     pub const fn stored(&self) -> Region {
-        match self.dtype {
-            Dtype::Coded(_) => {
+        match self.dtype.is_coded() {
+            true => {
                 let blocks = self.bytes() / compressed::BYTES as u64;
                 let blocks = if blocks > u32::MAX as u64 { u32::MAX } else { blocks as u32 };
                 Region { dtype: Dtype::I8, shape: [1, 1, blocks, compressed::BYTES as u32], ..*self }
             }
-            _ => *self,
+            false => *self,
         }
     }
 

@@ -1,5 +1,6 @@
 //! What training keeps of a model's parameters: their gradients, and what moves them at the end of a step.
 
+#[cfg(feature = "compressed")]
 use super::released::{self, Released};
 use super::shared::{self, Shared};
 use super::weights::{self, Whole};
@@ -39,6 +40,7 @@ pub(super) enum Kept {
     /// What one of several ranks keeps.
     Shared(Shared),
     /// All of it but gradients.
+    #[cfg(feature = "compressed")]
     Released(Released),
 }
 
@@ -55,6 +57,7 @@ pub fn lay<M: Parameters>(
     match &training {
         None => weights::lay_alone(model, weight, ledger),
         Some((ranks, optimizer)) if ranks.shares() => shared::lay(model, (*ranks, optimizer), profile, weight, ledger),
+        #[cfg(feature = "compressed")]
         Some((_, optimizer)) if optimizer.releases() => released::lay(model, optimizer, profile, weight, ledger),
         Some((_, optimizer)) => weights::lay(model, optimizer, profile, weight, ledger),
     }
@@ -90,12 +93,13 @@ impl Updater {
     pub fn formed(
         &self,
         device: &mut dyn Device,
-        control: &Control,
+        #[cfg_attr(not(feature = "compressed"), allow(unused_variables))] control: &Control,
         section: Section,
         first: bool,
     ) -> Result<(), OperationError> {
         match &self.kept {
             Kept::Shared(shared) if shared.ranks().gradients => shared.exchange(device, section, !first),
+            #[cfg(feature = "compressed")]
             Kept::Released(released) => released.formed(device, control, &self.optimizer, (section, first)),
             _ => Ok(()),
         }
@@ -133,6 +137,7 @@ impl Updater {
         match &self.kept {
             Kept::Whole(whole) => whole.update(device, control, &self.optimizer, room),
             Kept::Shared(shared) => shared.update(device, control, &self.optimizer, room),
+            #[cfg(feature = "compressed")]
             Kept::Released(released) => released.update(device, control, &self.optimizer),
         }
     }
@@ -146,6 +151,7 @@ impl Updater {
         match &self.kept {
             Kept::Whole(whole) => whole.exchange(device, &self.optimizer),
             Kept::Shared(shared) => shared.exchange_averages(device, &self.optimizer),
+            #[cfg(feature = "compressed")]
             Kept::Released(released) => released.exchange(device, &self.optimizer),
         }
     }

@@ -12,6 +12,7 @@ mod learning;
 mod lion;
 mod matrices;
 mod muon;
+#[cfg(feature = "compressed")]
 mod released;
 mod rule;
 mod sgd;

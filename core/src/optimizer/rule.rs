@@ -1,6 +1,5 @@
 //! What a rule of update says of itself, and what a list of rules makes.
 
-use crate::compressed::Code;
 use crate::device::{Device, OperationError};
 use crate::memory::{Dtype, Region, Role, Slot};
 use crate::model::Parameter;
@@ -53,8 +52,8 @@ impl State {
     /// The type of its table.
     pub(super) const fn dtype(self, states: States) -> Dtype {
         match (self, states) {
-            (Self::Moments(_), States::EightBits) => Dtype::Coded(Code::Moment),
-            (Self::Squares(_), States::EightBits) => Dtype::Coded(Code::Square),
+            (Self::Moments(_), States::EightBits) => Dtype::Moment8,
+            (Self::Squares(_), States::EightBits) => Dtype::Square8,
             _ => Dtype::F32,
         }
     }

@@ -74,7 +74,7 @@ const fn file_type(dtype: Dtype) -> FileDtype {
         Dtype::E5m2 => FileDtype::F8_E5M2,
         Dtype::F16 => FileDtype::F16,
         // Blocks are rows of bytes in files.
-        Dtype::I8 | Dtype::Coded(_) => FileDtype::I8,
+        Dtype::I8 | Dtype::Moment8 | Dtype::Square8 => FileDtype::I8,
         // A file has no type for two codes a byte.
         Dtype::I4 => FileDtype::U8,
     }

@@ -208,7 +208,7 @@ mod tests {
         let mut op = case(&mut b, 16.0);
         (op.moved.weight, op.moved.gradient) = (b.normal(shape, 1, 1.0), b.normal(shape, 2, 1.0));
         (op.first, op.second) = (b.values(shape, &[0.0; N]), b.values(shape, &[0.0; N]));
-        let [first, second] = [Code::Moment, Code::Square].map(|code| b.codes(Dtype::Coded(code), shape));
+        let [first, second] = [Dtype::Moment8, Dtype::Square8].map(|dtype| b.codes(dtype, shape));
         [first, second].iter().for_each(|region| b.set_bytes(*region, 0, &[0; 2 * BYTES]));
         let moved = Moved { weight: b.normal(shape, 1, 1.0), ..op.moved };
         let coded = AdamW { moved, first, second, ..op };

@@ -4,7 +4,7 @@ use super::matrix_momentum::MatrixMomentum;
 use super::moved::Factors;
 use crate::compressed::BLOCK;
 use crate::device::{Operand, Operation, OperationError};
-use crate::memory::{Arena, Dtype, Region};
+use crate::memory::{Arena, Region};
 use crate::optimizer::Group;
 use crate::train::{Results, Settings};
 
@@ -28,6 +28,9 @@ impl Operation for BlendMomentum {
     const NAME: &'static str = "blend_momentum";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        if !cfg!(feature = "compressed") {
+            return;
+        }
         visit(Operand::update("gradient", self.gradient));
         visit(Operand::update("momentum", self.momentum).state());
         visit(Operand::read("settings", self.settings).exact());
@@ -35,8 +38,11 @@ impl Operation for BlendMomentum {
     }
 
     fn validate(&self) -> Result<(), OperationError> {
+        if !cfg!(feature = "compressed") {
+            return Err(self.misfit("momentum"));
+        }
         let n = self.gradient.elements();
-        let coded = matches!(self.momentum.dtype, Dtype::Coded(_));
+        let coded = self.momentum.dtype.is_coded();
         self.expect(n.is_multiple_of(BLOCK as u64), "gradient")?;
         self.expect(self.momentum.elements() == n && coded, "momentum")?;
         self.expect(self.settings.elements() == Settings::LEN, "settings")?;
@@ -47,13 +53,11 @@ impl Operation for BlendMomentum {
         0
     }
 
-    #[cfg(not(feature = "compressed"))]
-    fn reference(&self, _: &mut Arena<'_>) -> Result<(), OperationError> {
-        Err(self.misfit("momentum"))
-    }
-
-    #[cfg(feature = "compressed")]
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        // A build without them has none of what follows.
+        if !cfg!(feature = "compressed") {
+            return Err(self.misfit("momentum"));
+        }
         let [mut gradient, mut momentum, settings, results] =
             arena.views([self.gradient, self.momentum, self.settings, self.results].map(Some))?;
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
@@ -75,7 +79,7 @@ impl Operation for BlendMomentum {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compressed::Code;
+    use crate::memory::Dtype;
     use crate::ops::testing::Bench;
 
     #[test]
@@ -86,7 +90,7 @@ mod tests {
         settings.corrections[Group::Matrix.index()] = [0.9, f32::NAN];
         let op = BlendMomentum {
             gradient: b.normal(shape, 1, 1.0),
-            momentum: b.codes(Dtype::Coded(Code::Moment), shape),
+            momentum: b.codes(Dtype::Moment8, shape),
             settings: b.settings(settings),
             results: b.results(Results { loss: 0.0, squared_norm: 16.0 }),
             group: Group::Matrix,

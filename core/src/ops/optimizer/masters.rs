@@ -6,6 +6,7 @@ use core::ops::Range;
 use crate::memory::Dtype;
 use crate::memory::{ArenaError, View};
 use crate::optimizer::Group;
+#[cfg(feature = "compressed")]
 use crate::random::Random;
 use crate::remainder;
 use crate::train::Results;
@@ -27,14 +28,21 @@ pub(super) enum Masters<'v> {
 /// The random numbers that round weights without masters: of a step and a group of parameters. A step is known by its loss and its
 /// norm, so nothing is kept for them and a run that goes on has the same.
 #[derive(Clone, Copy)]
-pub(super) struct Dither(Random);
+pub(super) struct Dither(#[cfg(feature = "compressed")] Random);
 
 impl Dither {
     /// Those of this step.
+    #[cfg(feature = "compressed")]
     pub fn of(results: &Results, group: Group) -> Dither {
         let Results { loss, squared_norm } = *results;
         let seed = u64::from(loss.to_bits()) | u64::from(squared_norm.to_bits()) << 32;
         Dither(Random::new(seed, group.index() as u64))
+    }
+
+    /// None: this build has no weights without masters.
+    #[cfg(not(feature = "compressed"))]
+    pub const fn of(_: &Results, _: Group) -> Dither {
+        Dither()
     }
 
     /// Of element i: a word has two.
@@ -53,7 +61,7 @@ impl<'v> Masters<'v> {
     pub fn of(
         weight: &'v mut View<'_>,
         remainder: &'v mut View<'_>,
-        dither: Dither,
+        #[cfg_attr(not(feature = "compressed"), allow(unused_variables))] dither: Dither,
     ) -> Result<Masters<'v>, ArenaError> {
         match remainder.is_none() {
             #[cfg(feature = "compressed")]

@@ -85,9 +85,9 @@ pub trait ByElement: Operation {
         self.expect(moved.gradient.elements() == n, "gradient")?;
         let mut states = self.states().into_iter().flatten();
         // All of them in blocks, which none is cut of, or none.
-        let coded = self.states().into_iter().flatten().any(|(_, state)| matches!(state.dtype, Dtype::Coded(_)));
+        let coded = self.states().into_iter().flatten().any(|(_, state)| state.dtype.is_coded());
         states.try_for_each(|(name, state)| {
-            let alike = matches!(state.dtype, Dtype::Coded(_)) == coded;
+            let alike = state.dtype.is_coded() == coded;
             self.expect(state.elements() == n && alike && (!coded || n.is_multiple_of(BLOCK as u64)), name)
         })?;
         self.expect(moved.settings.elements() == Settings::LEN, "settings")?;

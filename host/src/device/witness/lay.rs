@@ -20,7 +20,8 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
         Dtype::E4m3 => values.iter().map(|v| Format::E4m3.encode(*v)).collect(),
         Dtype::E5m2 => values.iter().map(|v| Format::E5m2.encode(*v)).collect(),
         Dtype::Remainder8 => values.iter().map(|v| remainder::split8(*v).1 as u8).collect(),
-        Dtype::Coded(code) => {
+        Dtype::Moment8 | Dtype::Square8 => {
+            let code = dtype.code().expect("a code");
             let mut blocks = vec![[0; BYTES]; values.len() / BLOCK];
             values.as_chunks().0.iter().zip(&mut blocks).for_each(|(numbers, block)| code.pack(numbers, block));
             blocks.concat()
@@ -36,7 +37,8 @@ pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
         // In units: without the bf16 they are no numbers.
         Dtype::Remainder => bytes.as_chunks().0.iter().map(|b| i16::from_le_bytes(*b).into()).collect(),
         Dtype::Remainder8 => bytes.iter().map(|b| f32::from(*b as i8)).collect(),
-        Dtype::Coded(code) => {
+        Dtype::Moment8 | Dtype::Square8 => {
+            let code = dtype.code().expect("a code");
             let mut numbers = vec![[0.0; BLOCK]; bytes.len() / BYTES];
             bytes.as_chunks().0.iter().zip(&mut numbers).for_each(|(block, numbers)| code.unpack(block, numbers));
             numbers.concat()
@@ -189,7 +191,8 @@ impl Lay {
         if code == Code::Square {
             values.iter_mut().for_each(|x| *x *= *x);
         }
-        self.numbers(Dtype::Coded(code), shape, &values)
+        let dtype = if code == Code::Square { Dtype::Square8 } else { Dtype::Moment8 };
+        self.numbers(dtype, shape, &values)
     }
 
     /// To be written, in the precision's type.
@@ -277,7 +280,7 @@ impl Lay {
             let expected = if exact { rounded() } else { expected };
             let (distance, farthest) = (distance(&found, &expected), farthest(&found, &expected));
             // A number that lies between two codes may have either of them: few do.
-            let tolerance = if let Dtype::Coded(_) = region.dtype { tolerance.max(1e-3) } else { tolerance };
+            let tolerance = if region.dtype.is_coded() { tolerance.max(1e-3) } else { tolerance };
             // Shown by `--nocapture`: the parity on this device.
             println!("parity {name} {} operand {i} {distance:.1e} {farthest:.1e}", self.kept.name());
             assert!(

@@ -39,7 +39,7 @@ impl Cuda {
             wide: 0,
             upper: is_upper(o.remainder),
         };
-        let coded = states.iter().flatten().any(|state| matches!(state.dtype, Dtype::Coded(_)));
+        let coded = states.iter().flatten().any(|state| state.dtype.is_coded());
         let mut addresses = vec![moved.weight, moved.remainder, moved.gradient];
         if !coded {
             states.iter().try_for_each(|state| self.address_or_null(*state).map(|at| addresses.push(at)))?;

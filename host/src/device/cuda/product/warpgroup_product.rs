@@ -71,6 +71,8 @@ impl Cuda {
         }
         let folded = match p.case {
             Case::Nt => p.before_gelu.is_none() && p.summed.is_none() && (n <= MOST_BIAS || p.powers.is_some()),
+            // What only stores has room for a bias in any case.
+            Case::Nn if p.before_gelu.is_none() && n > MOST_BIAS => false,
             Case::Nn => p.bias.is_none() && p.activated.is_none() && p.before_gelu.is_some() == p.summed.is_some(),
             Case::Tn => false,
         };
