@@ -16,7 +16,7 @@ pub struct Average {
     /// `[n]`: w.
     pub weight: Region,
     /// `[n]`: what they lack of their f32 masters, where they are kept in bf16. Then w is the master, and what is made of a is
-    /// one, as [`remainder`] splits them.
+    /// one, as [`remainder`](crate::remainder) splits them.
     pub remainder: Option<Region>,
     /// `[n]`, f32: a.
     pub average: Region,
