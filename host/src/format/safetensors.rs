@@ -470,10 +470,14 @@ impl TensorFile {
                 info.shape
             )));
         }
-        let numbers = [FileDtype::F32, FileDtype::F16, FileDtype::BF16];
-        // Ids and bytes are no numbers: they turn into nothing else.
-        let same = matches!(region.dtype, Dtype::U32 | Dtype::I8);
-        if if same { info.dtype != file_type(region.dtype) } else { !numbers.contains(&info.dtype) } {
+        let turns = match info.dtype {
+            FileDtype::F32 | FileDtype::F16 | FileDtype::BF16 => region.dtype != Dtype::U32,
+            // Ids and bytes are no numbers: they turn into nothing else.
+            FileDtype::U32 => region.dtype == Dtype::U32,
+            FileDtype::I8 => region.dtype == Dtype::I8,
+            _ => false,
+        };
+        if !turns {
             return Err(damaged(format!("{name} is {:?} there and {} in this run", info.dtype, region.dtype.name())));
         }
         Ok((self.data + info.data_offsets.0 as u64, info.dtype))

@@ -523,7 +523,7 @@ fn masters_in_24_bits_go_on_and_are_the_weights_of_their_files() {
     host(dir, "train --steps 8 --resume --masters f32 --out none-parts").ok();
     for preset in ["pythia-tiny", "quick-tiny"] {
         let run = |more: &str| {
-            host(dir, &format!("train --preset {preset} {SMALL} --lr 0.01 --save-every 1 --keep 99 {more}")).ok()
+            host(dir, &format!("train --preset {preset} {SMALL} --lr 0.01 --schedule constant --warmup 1 {more}")).ok()
         };
         let at = |what: &str| format!("{preset}-{what}");
         run(&format!("{flags} --steps 6 --out {}", at("whole")));
