@@ -218,8 +218,8 @@ fn settle(written: RawConfig) -> Result<(Config, Machine), ConfigError> {
 
 /// The same beside a page of so many bytes that is served meanwhile.
 fn settle_beside(written: RawConfig, live: u64) -> Result<(Config, Machine), ConfigError> {
-    let Settled { config, machine, line } = origin::settle(written, live)?;
-    if let Some(line) = line {
+    let Settled { config, machine, lines } = origin::settle(written, live)?;
+    for line in lines {
         tell!("{line}");
     }
     Ok((config, machine))

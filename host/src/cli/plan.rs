@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::output::{fitting, say};
 use super::{Failure, RunFlags, request, settle, work};
-use crate::config::{Config, ConfigError, RawConfig, Weights};
+use crate::config::{Config, ConfigError, RawConfig, StatesChoice, Weights};
 use crate::device::{AnyProfile, DeviceError};
 use crate::format::firmware::{self, Chip};
-use crate::plan::{Decoding, Link, Machine, Plan as Planned, Row, Scale, listing, recompute};
+use crate::plan::{Decoding, Link, Machine, Plan as Planned, Row, Scale, listing, recompute, tiers};
 use crate::run::measure::Measured;
 use crate::run::{checkpoint, directory};
 
@@ -24,8 +24,8 @@ pub struct Plan {
     /// Every operation of the run's programs with its operands, bytes, floating-point operations and roofline time
     #[arg(long, help_heading = "Output", conflicts_with = "sweep")]
     program: bool,
-    /// Every region of memory, every stage and every line outside the arena, before the summary; and what each
-    /// activation that --recompute can name saves and costs
+    /// Every region of memory, every stage and every line outside the arena, before the summary; what each
+    /// activation that --recompute can name saves and costs, and what states, masters and gradients can do with
     #[arg(long, help_heading = "Output", conflicts_with_all = ["sweep", "program"])]
     regions: bool,
     /// What generating alone would need instead of the run: every region of its weights, in this type, and of its arena
@@ -81,6 +81,7 @@ impl Plan {
             return self.on_chip(chip);
         }
         let written = self.flags.written()?;
+        let auto = written.states == Some(StatesChoice::Auto);
         let (config, machine) = settle(RawConfig { ranks: self.ranks, link: self.link, ..written })?;
         if let Some(weights) = self.weights {
             let decoding = Decoding::of(&config.in_integers(weights.integer())?)?;
@@ -108,9 +109,14 @@ impl Plan {
             }
             return Ok(());
         }
-        let (plan, laid) = Planned::new(&config, &machine)?;
+        self.of_run(&config, &machine, auto)
+    }
+
+    /// The plan of a run, with the tiers of its states where it was left to the plan (`auto`).
+    fn of_run(&self, config: &Config, machine: &Machine, auto: bool) -> Result<(), Failure> {
+        let (plan, laid) = Planned::new(config, machine)?;
         if self.program {
-            let programs = listing::programs(&config, laid, machine.rates)?;
+            let programs = listing::programs(config, laid, machine.rates)?;
             if self.json {
                 say!("{}", serde_json::to_string(&programs).map_err(work)?)?;
             } else {
@@ -119,17 +125,22 @@ impl Plan {
             return Ok(());
         }
         let tradeoffs = match self.json || self.regions {
-            true => Planned::tradeoffs(&config, &machine)?,
+            true => Planned::tradeoffs(config, machine)?,
             false => Vec::new(),
         };
-        let fit = plan.require_fit(&config, &machine);
+        let tiers = match self.json || self.regions || auto {
+            true => Planned::tiers(config, machine)?,
+            false => Vec::new(),
+        };
+        let fit = plan.require_fit(config, machine);
         let measured = match self.measure && fit.is_ok() {
-            true => Some(measure(&config, &machine, checkpoint::bytes(&laid.lasting))?),
+            true => Some(measure(config, machine, checkpoint::bytes(&laid.lasting))?),
             false => None,
         };
         if self.json {
             let mut value = serde_json::to_value(&plan).map_err(work)?;
             value["recompute"] = serde_json::to_value(&tradeoffs).map_err(work)?;
+            value["states"] = serde_json::to_value(&tiers).map_err(work)?;
             if let Some(measured) = &measured {
                 value["measured"] = serde_json::to_value(measured).map_err(work)?;
             }
@@ -141,12 +152,15 @@ impl Plan {
             if !tradeoffs.is_empty() {
                 say!("{}", recompute::table(&tradeoffs).trim_end())?;
             }
-            say!("{}", fitting(plan.summary(&config).trim_end(), &io::stdout()))?;
+            if !tiers.is_empty() {
+                say!("{}", tiers::table(&tiers).trim_end())?;
+            }
+            say!("{}", fitting(plan.summary(config).trim_end(), &io::stdout()))?;
             if let Some(line) = config.attention_kept() {
                 say!("  {line}")?;
             }
             if let Some(measured) = &measured {
-                say!("{}", measured.line(&config))?;
+                say!("{}", measured.line(config))?;
             }
         }
         // The plan is printed all the same: a script sees in the status what a person reads.

@@ -435,6 +435,14 @@ impl Job<'_> {
         })?;
         team.led(|| checkpoint::sweep(dir).map_err(|e| DeviceError::from(e).into()))?;
         let stop = team.stop()?;
+        let turned = resume.as_ref().and_then(|(from, _)| checkpoint::other_states(from, &session.laid.lasting));
+        if let Some(was) = turned {
+            tell!(
+                "{}: the checkpoint has the optimizer's states in {was}, this run in {}: they are turned into it, rounded once",
+                name::called(),
+                config.states.name()
+            );
+        }
         let trainer = Trainer::new(config, session, corpus, &validation.set, dir, resume, model_config, stop, begun);
         let trainer = team.agree(trainer.map_err(Failure::from), &[]);
         if trainer.is_err() && fresh && team.leads() {

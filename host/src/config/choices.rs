@@ -173,19 +173,49 @@ pub enum Gradients {
 }
 
 /// What an optimizer keeps its states in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum States {
     /// Single precision.
     #[default]
     F32,
     /// 8 bits a number, in blocks with a scale.
-    #[value(name = "8bit")]
     #[serde(rename = "8bit")]
     EightBits,
 }
 
+/// The same, as written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StatesChoice {
+    /// Single precision.
+    F32,
+    /// 8 bits a number, in blocks with a scale.
+    #[value(name = "8bit")]
+    #[serde(rename = "8bit")]
+    EightBits,
+    /// What costs least of what fits.
+    Auto,
+}
+
+impl From<States> for StatesChoice {
+    fn from(states: States) -> StatesChoice {
+        match states {
+            States::F32 => StatesChoice::F32,
+            States::EightBits => StatesChoice::EightBits,
+        }
+    }
+}
+
 impl States {
+    /// The name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            States::F32 => "f32",
+            States::EightBits => "8bit",
+        }
+    }
+
     /// The core's.
     pub const fn core(self) -> optimizer::States {
         match self {

@@ -39,7 +39,7 @@ mod warmup;
 pub use adapters::LoraTargets;
 pub use choices::{
     Attention, BaseType, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Masters, Order, Overflow,
-    Precision, States, TokenizerChoice, Weights,
+    Precision, States, StatesChoice, TokenizerChoice, Weights,
 };
 pub use count::{count, scored_tokens};
 pub use error::ConfigError;

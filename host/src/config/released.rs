@@ -10,7 +10,7 @@ const NO_CLIP: &str = "with --release-gradients layers are moved before the norm
 
 impl RawConfig {
     /// The first clip that is asked for, if any.
-    pub(super) fn asked_clip(&self) -> Option<f32> {
+    pub fn asked_clip(&self) -> Option<f32> {
         let stages = self.stage.iter().filter_map(|stage| stage.clip);
         self.clip.into_iter().chain(stages).find(|clip| *clip > 0.0)
     }

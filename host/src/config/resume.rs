@@ -5,7 +5,7 @@ use std::fs;
 use super::error::error;
 use super::{
     BatchSize, Config, ConfigError, Found, FoundSource, RUN_KEYS, RawConfig, RawStage, RecomputeChoice, RunKey,
-    StageConfig, TokenizerChoice,
+    StageConfig, StatesChoice, TokenizerChoice,
 };
 
 impl Config {
@@ -53,14 +53,17 @@ impl Config {
         Ok((config, found.source))
     }
 
-    /// Takes away what became numbers of this run when it began: the batch and the activations that fitted then, and the
-    /// factor of its stages.
+    /// Takes away what was decided for this run when it began: the batch, the activations and the states that fitted then, and
+    /// the factor of its stages.
     fn same_shape(&self, written: &mut RawConfig) -> Result<(), ConfigError> {
         if written.batch_size == Some(BatchSize::Auto) {
             (written.batch_size, written.tokens_per_step) = (None, None);
         }
         if let Some(RecomputeChoice::Fit(_)) = written.recompute {
             written.recompute = None;
+        }
+        if written.states == Some(StatesChoice::Auto) {
+            written.states = None;
         }
         if let Some(scale) = written.stage_scale {
             let preset = written.preset.clone().unwrap_or_else(|| self.preset.clone());

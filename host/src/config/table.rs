@@ -12,7 +12,7 @@ use super::value::{Decided, Value};
 use super::{
     Attention, BatchSize, ByteSize, ConfigError, DecayShape, Gradients, Groups, InvalidUtf8, LrSchedule, Masters,
     ModelConfig, NameOrSize, Names, Order, Overflow, Precision, RawStage, Recompute, RecomputeChoice, RuleName,
-    Sources, Span, StageConfig, States, Values,
+    Sources, Span, StageConfig, States, StatesChoice, Values,
 };
 use crate::plan::Link;
 
@@ -223,9 +223,11 @@ keys! {
             gradients: Gradients = Gradients::F32, flag("TYPE").quiet().changes()
                 .page("The type of the parameters' gradients: bf16 where precision is bf16 or fp8, see the \
                        [guide](guide.md#on-a-gpu)");
-            /// The type of the optimizer's states, f32 or 8bit: blocks of 8-bit codes, see the configuration's page
-            states: States = States::F32, flag("TYPE").quiet()
-                .page("The type of the optimizer's states: f32, or 8bit, a quarter of it, see [below](#states-and-masters)");
+            /// The type of the optimizer's states, f32 or 8bit: blocks of 8-bit codes; auto for the least memory that costs no loss, or
+            /// the cheapest that fits, see the configuration's page
+            states: StatesChoice => States = States::F32, flag("TYPE").quiet().changes()
+                .page("The type of the optimizer's states: f32, or 8bit, a quarter of it, see [below](#states-and-masters); \"auto\" decides \
+                       masters, gradients and release_gradients too, see [there](#the-least-memory)");
             /// The type of the masters of weights in bf16, f32, f24 or bf16, see the configuration's page
             masters: Masters = Masters::F32, flag("TYPE").quiet().changes()
                 .page("The type of the masters of weights in bf16: f32, f24 (3 bytes of it), or bf16 (none: weights are rounded by chance), see [below](#states-and-masters)");

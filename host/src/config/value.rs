@@ -8,6 +8,7 @@ use super::count::{count, in_file};
 use super::{
     Attention, BaseType, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LoraTargets, LrSchedule, Masters,
     NameOrSize, Names, Order, Overflow, Precision, Recompute, RecomputeChoice, RuleName, Sources, Span, States,
+    StatesChoice,
 };
 
 /// A value as it is written, on the command line or in a file.
@@ -126,7 +127,7 @@ macro_rules! alike {
 
 alike!(counts u32, u64);
 alike!(numbers f32, f64);
-alike!(words Attention, BaseType, DecayShape, Gradients, InvalidUtf8, LrSchedule, Masters, Order, Overflow, Precision, States);
+alike!(words Attention, BaseType, DecayShape, Gradients, InvalidUtf8, LrSchedule, Masters, Order, Overflow, Precision);
 values! {
     bool; value_parser!(bool); {}
     String; ValueParser::string(); {}
@@ -158,6 +159,8 @@ values! {
         value_parser!(BatchSize).into(); {}
     RecomputeChoice => Recompute, set, |set: &Recompute| RecomputeChoice::Set(*set);
         value_parser!(RecomputeChoice).into(); {}
+    StatesChoice => States, states, |states: &States| StatesChoice::from(*states);
+        EnumValueParser::<StatesChoice>::new().into(); {}
 }
 
 impl Decided<Names> for Sources {
@@ -181,5 +184,13 @@ fn set(written: RecomputeChoice) -> Result<Recompute, String> {
     match written {
         RecomputeChoice::Set(set) => Ok(set),
         RecomputeChoice::Fit(_) => Err("--recompute fit:SIZE is for train, plan and bench".to_owned()),
+    }
+}
+
+fn states(written: StatesChoice) -> Result<States, String> {
+    match written {
+        StatesChoice::F32 => Ok(States::F32),
+        StatesChoice::EightBits => Ok(States::EightBits),
+        StatesChoice::Auto => Err("--states auto is for train, plan and bench".to_owned()),
     }
 }

@@ -6,4 +6,5 @@ pub mod gguf;
 pub mod hugging_face;
 pub mod quantise;
 pub mod safetensors;
+pub mod states;
 pub mod tensors;

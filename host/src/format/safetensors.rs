@@ -59,7 +59,7 @@ impl TensorFileError {
 }
 
 /// A region's shape as others write it: a vector has one dimension, a matrix two.
-fn file_shape(region: &Region) -> &[u32] {
+pub(super) fn file_shape(region: &Region) -> &[u32] {
     let first = region.shape.iter().position(|&n| n != 1).unwrap_or(3);
     &region.shape[first..]
 }
@@ -329,6 +329,11 @@ impl TensorFile {
         self.header.info(name).map(|info| (info.dtype, info.shape.as_slice()))
     }
 
+    /// That the tensor `name` has numbers that are not finite.
+    pub(super) fn not_finite(&self, name: &str) -> TensorFileError {
+        TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() }
+    }
+
     /// Bytes of a tensor; 0 where there is none of this name.
     pub fn bytes(&self, name: &str) -> u64 {
         self.header.info(name).map_or(0, |info| (info.data_offsets.1 - info.data_offsets.0) as u64)
@@ -367,7 +372,7 @@ impl TensorFile {
         self.file.seek(SeekFrom::Start(self.data + from)).map_err(io)?;
         self.file.read_exact(bytes).map_err(io)?;
         if !all_finite(bytes, info.dtype) {
-            return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
+            return Err(self.not_finite(name));
         }
         match info.dtype {
             FileDtype::F32 => {
@@ -422,7 +427,7 @@ impl TensorFile {
         };
         // What is no parameter and no moment may be what it likes.
         if !finite && role != Role::State {
-            return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
+            return Err(self.not_finite(name));
         }
         Ok(())
     }
@@ -441,7 +446,7 @@ impl TensorFile {
         for r in 0..region.rows() {
             self.file.read_exact(&mut bytes).map_err(io)?;
             if !all_finite(&bytes, dtype) {
-                return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
+                return Err(self.not_finite(name));
             }
             let halves = bytes.as_chunks().0.iter().zip(&mut row);
             match dtype {
@@ -513,7 +518,7 @@ impl TensorFile {
             let count = (end - at).min(staging.len() as u64 / 4 * 4) as usize;
             self.read_part(name, at, &mut staging[..count])?;
             if !all_finite(&staging[..count], dtype) {
-                return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
+                return Err(self.not_finite(name));
             }
             visit(&staging[..count])?;
             at += count as u64;

@@ -1,6 +1,6 @@
 //! What would make a run fit: tried on the ledger, not guessed.
 
-use super::{Machine, Plan, moments, outside, smaller};
+use super::{Machine, Plan, moments, outside, smaller, tiers};
 use crate::config::{Config, ModelConfig, Recompute, human_bytes};
 
 /// One line for a run whose moments without an arena do not fit: the flags that make them fit, and the rest fit too.
@@ -38,18 +38,34 @@ pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -
         return smaller::that_fits(config, model, machine, budget);
     }
     let mut least = plan.needed_bytes;
+    // The tier with fewer bytes a parameter only where no smaller micro-batch is enough.
+    for tier in tiers::below(config) {
+        match fits_in_tier(config, &tier, machine, budget) {
+            Ok((changed, needed)) => return format!("{} fits ({})", flags(config, &changed), human_bytes(needed)),
+            Err(needed) => least = least.min(needed),
+        }
+    }
+    format!(
+        "even one sequence at a time with --recompute full and --states auto needs {}: choose a smaller model or vocabulary",
+        human_bytes(least)
+    )
+}
+
+/// `tier` with the first change that fits and the bytes that it needs, or the fewest bytes of all that were tried.
+fn fits_in_tier(config: &Config, tier: &Config, machine: &Machine, budget: u64) -> Result<(Config, u64), u64> {
+    let mut least = u64::MAX;
     let most = config.stages().iter().map(|p| p.micro_tokens()).max().unwrap_or(1);
     for recompute in [config.recompute, Recompute::CHEAP, Recompute::FULL] {
         let mut tokens = most;
         while tokens >= 1 {
-            let mut changed = config.clone();
+            let mut changed = tier.clone();
             changed.recompute = recompute;
             let smaller = smaller(&mut changed, tokens);
             changed.chunk = config.chunk.min(u32::try_from(tokens).unwrap_or(u32::MAX));
             if let Ok(tried) = Plan::of(&changed, machine) {
                 let needed = tried.needed_bytes;
                 if needed <= budget {
-                    return format!("{} fits ({})", flags(config, &changed), human_bytes(needed));
+                    return Ok((changed, needed));
                 }
                 least = least.min(needed);
             }
@@ -59,10 +75,7 @@ pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -
             tokens /= 2;
         }
     }
-    format!(
-        "even one sequence at a time with --recompute full needs {}: choose a smaller model or vocabulary",
-        human_bytes(least)
-    )
+    Err(least)
 }
 
 /// Splits micro-batches of more than `tokens` tokens, or leaves some of theirs out; whether more of that is possible.
@@ -88,7 +101,7 @@ fn smaller(config: &mut Config, tokens: u64) -> bool {
 }
 
 fn flags(from: &Config, to: &Config) -> String {
-    let mut flags = Vec::new();
+    let mut flags = tiers::flags(from, to);
     if from.recompute != to.recompute {
         flags.push(format!("--recompute {}", to.recompute));
     }

@@ -92,7 +92,7 @@ mod tests {
 
     fn settle(text: &str) -> (Config, String) {
         let settled = Plan::settle(toml::from_str(text).unwrap(), 0).unwrap();
-        (settled.config, settled.line.unwrap_or_default())
+        (settled.config, settled.lines.concat())
     }
 
     fn fits(config: &Config, batch_size: u32) -> bool {

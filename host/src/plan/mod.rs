@@ -25,6 +25,7 @@ mod settle;
 mod smaller;
 mod summary;
 mod sweep;
+pub mod tiers;
 mod timeline;
 
 pub use decoding::Decoding;

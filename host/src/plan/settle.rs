@@ -1,7 +1,8 @@
-//! What a configuration leaves to the plan: the batch, what is computed again, the rows of logits at once.
+//! What a configuration leaves to the plan: the states, the batch, what is computed again, the rows of logits at once.
 
+use super::tiers::Fixed;
 use super::{Machine, Plan};
-use crate::config::{BatchSize, ByteSize, Config, ConfigError, Found, RawConfig, RecomputeChoice};
+use crate::config::{BatchSize, ByteSize, Config, ConfigError, Found, RawConfig, RecomputeChoice, StatesChoice};
 
 /// What was decided, for which machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -10,8 +11,52 @@ pub struct Settled {
     pub config: Config,
     /// The machine that it was planned for.
     pub machine: Machine,
-    /// For people, where the budget decided something.
-    pub line: Option<String>,
+    /// For people, what the budget decided.
+    pub lines: Vec<String>,
+}
+
+/// What of a run is fitted into memory.
+#[derive(Clone, Copy)]
+enum Fitted {
+    /// Nothing.
+    None,
+    /// What is computed again, into so many bytes.
+    Recompute(u64),
+    /// The batch, in steps of so many tokens where that was written.
+    Batch(Option<u64>),
+}
+
+impl Fitted {
+    fn of(raw: &RawConfig) -> Result<Fitted, ConfigError> {
+        match (raw.recompute, raw.batch_size) {
+            (Some(RecomputeChoice::Fit(_)), Some(BatchSize::Auto)) => Err(ConfigError(
+                "--recompute fit:SIZE fits one batch size, and --batch-size auto any; give one of them".to_owned(),
+            )),
+            (Some(RecomputeChoice::Fit(ByteSize(most))), _) => Ok(Fitted::Recompute(most)),
+            (_, Some(BatchSize::Auto)) => Ok(Fitted::Batch(raw.tokens_per_step)),
+            _ => Ok(Fitted::None),
+        }
+    }
+
+    /// The run that is written, before that is fitted.
+    fn before(self, raw: RawConfig) -> RawConfig {
+        match self {
+            Fitted::None => raw,
+            Fitted::Recompute(_) => RawConfig { recompute: None, ..raw },
+            Fitted::Batch(_) => RawConfig { batch_size: Some(BatchSize::Sequences(1)), tokens_per_step: None, ..raw },
+        }
+    }
+
+    /// The run with that fitted, and a line for people.
+    fn fit(self, config: Config, machine: &Machine) -> Result<(Config, Option<String>), ConfigError> {
+        match self {
+            Fitted::None => Ok((config, None)),
+            Fitted::Recompute(most) => {
+                Plan::fit_recompute(&config, machine, most).map(|(config, line)| (config, Some(line)))
+            }
+            Fitted::Batch(tokens) => Plan::largest_batch(config, machine, tokens),
+        }
+    }
 }
 
 impl Plan {
@@ -20,35 +65,21 @@ impl Plan {
     /// # Errors
     /// As [`Config::resolve`]; no budget is known; nothing fits.
     pub fn settle(raw: RawConfig, live: u64) -> Result<Settled, ConfigError> {
-        let given = raw.chunk.is_some();
-        let raw = raw.rooted();
+        let (given, fixed, fitted) = (raw.chunk.is_some(), Fixed::of(&raw), Fitted::of(&raw)?);
+        let auto = raw.states == Some(StatesChoice::Auto);
+        let mut raw = fitted.before(raw.rooted());
+        if auto {
+            raw.states = None;
+        }
         let found = Found::of(&raw)?;
-        let resolve = |raw: RawConfig| -> Result<(Config, Machine), ConfigError> {
-            let config = Config::resolve_with(raw, &found)?;
-            let machine = Machine { live, ..Machine::with(&config, found.source)? };
-            Ok((config, machine))
-        };
-        let ((config, machine), line) = match (raw.recompute, raw.batch_size) {
-            (Some(RecomputeChoice::Fit(_)), Some(BatchSize::Auto)) => {
-                return Err(ConfigError(
-                    "--recompute fit:SIZE fits one batch size, and --batch-size auto any; give one of them".to_owned(),
-                ));
-            }
-            (Some(RecomputeChoice::Fit(ByteSize(most))), _) => {
-                let (config, machine) = resolve(RawConfig { recompute: None, ..raw })?;
-                let (config, line) = Plan::fit_recompute(&config, &machine, most)?;
-                ((config, machine), Some(line))
-            }
-            (_, Some(BatchSize::Auto)) => {
-                let tokens = raw.tokens_per_step;
-                let one = Some(BatchSize::Sequences(1));
-                let (config, machine) = resolve(RawConfig { batch_size: one, tokens_per_step: None, ..raw })?;
-                let (config, line) = Plan::largest_batch(config, &machine, tokens)?;
-                ((config, machine), line)
-            }
-            _ => (resolve(raw)?, None),
+        let config = Config::resolve_with(raw, &found)?;
+        let machine = Machine { live, ..Machine::with(&config, found.source)? };
+        let fit = |config| fitted.fit(config, &machine);
+        let (config, lines) = match auto {
+            true => Plan::cheapest_tier(&config, &machine, fixed, &fit)?,
+            false => fit(config).map(|(config, line)| (config, line.into_iter().collect()))?,
         };
         let config = if given { config } else { Plan::widen_chunk(config, &machine) };
-        Ok(Settled { config, machine, line })
+        Ok(Settled { config, machine, lines })
     }
 }

@@ -548,3 +548,29 @@ fn masters_in_24_bits_go_on_and_are_the_weights_of_their_files() {
         assert!(compared > 1000, "{preset}: {compared}");
     }
 }
+
+/// The numbers of an average are the weights' of each step, those of before 3/4 as much for each step since. Evaluations exchange both,
+/// and what is exchanged takes the 24 bits of a master.
+#[test]
+fn averages_beside_masters_in_24_bits_are_those_of_the_masters() {
+    let dir = directory();
+    let dir = dir.path();
+    let flags = "--device cuda --precision bf16 --masters f24 --ema 0.75 --lr 0.01 --schedule constant --warmup 1";
+    host(dir, &format!("train {SMALL} {flags} --steps 4 --save-every 1 --keep 9 --out r")).ok();
+    let read = |step: u32, name| safetensors::read(&dir.join(format!("r/checkpoint-{step:08}/{name}.safetensors")));
+    let masters: Vec<_> = (1..=4).map(|step| read(step, "optimizer")).collect();
+    let counts = [27.0, 36.0, 48.0, 64.0].map(|count: f64| count / 175.0);
+    let (mut compared, mut moved) = (0, 0);
+    for (name, average) in read(4, "averaged") {
+        let masters: Vec<_> = masters.iter().map(|masters| masters[&format!("master.{name}")].numbers()).collect();
+        for (i, found) in average.numbers().into_iter().enumerate() {
+            let expected: f64 = masters.iter().zip(counts).map(|(of, count)| f64::from(of[i]) * count).sum();
+            let largest = masters.iter().map(|of| f64::from(of[i]).abs()).fold(0.0, f64::max);
+            // Each exchange rounds by half a unit of 16 bits of significand, of which 3/4 are left after each step: 4 in all at the most.
+            assert!((f64::from(found) - expected).abs() <= largest / 16_384.0, "{name} {i}: {found}, not {expected}");
+            compared += 1;
+            moved += usize::from((expected - f64::from(masters[3][i])).abs() > largest / 1_000.0);
+        }
+    }
+    assert!(compared > 10_000 && moved > compared / 4, "{moved} of {compared}");
+}

@@ -36,7 +36,7 @@ pub use found::{best, complete, discard, last, latest, of_step, sweep, to_go_on_
 pub(super) use found::{name_of, remove};
 pub(super) use intact::mark;
 pub use intact::{check, check_weights, compare, digests};
-pub use restore::{Wanted, restore};
+pub use restore::{Wanted, other_states, restore};
 pub use weights::Weights;
 use weights::with_prefix;
 pub use writer::Writer;

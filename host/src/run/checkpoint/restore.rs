@@ -9,8 +9,8 @@ use capful_core::memory::{Dtype, Entry, Region, Role};
 
 use super::{AVERAGES, CheckpointError, MASTER, MODEL, OPTIMIZER, STAGING, Weights, check, saved, with_prefix};
 use crate::device::Storage;
-use crate::format::quantise;
 use crate::format::safetensors::{TensorFile, VisitRow};
+use crate::format::{quantise, states};
 
 /// What is read of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +66,13 @@ pub fn restore(
     })
 }
 
+/// The type of the optimizer's states in `checkpoint`, as `--states` calls it, where a run of what lasts keeps them in another
+/// and reads them so. Nothing of a file that cannot be read: that is said when it is read.
+pub fn other_states(checkpoint: &Path, lasting: &[Entry]) -> Option<&'static str> {
+    let file = TensorFile::open(&checkpoint.join(OPTIMIZER)).ok()?;
+    states::other_type(&file, &saved(lasting, &[Role::Moment]))
+}
+
 fn read_tensors(
     checkpoint: &Path,
     lasting: &[Entry],
@@ -97,7 +104,7 @@ fn read_tensors(
     let there = |e: &Entry| e.slot.role == Role::State && rest.has(e.slot.prefix);
     let state: Vec<Entry> = lasting.iter().filter(|e| there(e)).copied().collect();
     rest.read_into(&state, device, &mut staging)?;
-    rest.read_into(&saved(lasting, &[Role::Moment]), device, &mut staging)?;
+    states::read_into(&mut rest, &saved(lasting, &[Role::Moment]), device, &mut staging)?;
     if wanted == (Wanted::Run { averages: true }) {
         let averages = called(&saved(lasting, &[Role::Average]), "");
         open(AVERAGES)?.read_into(&averages, device, &mut staging)?;

@@ -1,0 +1,145 @@
+//! An optimizer's states that a file has in another type than the run: f32 and blocks of 8 bits, turned into each other.
+
+use capful_core::compressed::{BLOCK, BYTES, Block, Code};
+use capful_core::memory::{Dtype, Entry, Region};
+use capful_core::optimizer::{Constants, Rule, State};
+use safetensors::Dtype as FileDtype;
+
+use super::safetensors::{TensorFile, TensorFileError, file_shape};
+use crate::device::Storage;
+
+/// Blocks that are turned at once.
+const AT_ONCE: u64 = 1024;
+
+/// Whether rules keep numbers that are never negative under names that begin so.
+fn are_squares(prefix: &str) -> bool {
+    // Which constants does not matter.
+    let constants = Constants {
+        beta1: 0.5,
+        beta2: 0.5,
+        eps: 0.5,
+        momentum: 0.5,
+        muon_momentum: 0.5,
+        cautious: false,
+        row_norm: false,
+    };
+    let rules = Rule::NAMES.iter().filter_map(|name| Rule::named(name, &constants));
+    rules.flat_map(|rule| rule.states()).any(|state| matches!(state, State::Squares(own) if *own == prefix))
+}
+
+/// What blocks of `entry` mean.
+fn code(entry: &Entry) -> Code {
+    if are_squares(entry.slot.prefix) { Code::Square } else { Code::Moment }
+}
+
+/// `entry` as it would be in a run that keeps it in the other of both types.
+fn other(entry: &Entry) -> Entry {
+    let dtype = match (entry.slot.dtype, code(entry)) {
+        (Dtype::F32, Code::Moment) => Dtype::Moment8,
+        (Dtype::F32, Code::Square) => Dtype::Square8,
+        _ => Dtype::F32,
+    };
+    let mut other = *entry;
+    (other.slot.dtype, other.place.first.dtype) = (dtype, dtype);
+    other
+}
+
+/// Whether `file` has all of `entry` in the other type.
+fn is_other(file: &TensorFile, entry: &Entry) -> bool {
+    let of = if entry.slot.dtype == Dtype::F32 { FileDtype::I8 } else { FileDtype::F32 };
+    let is = |name: &str, region: &Region| {
+        let shape = file_shape(region).iter().map(|&n| n as usize);
+        file.describe(name).is_some_and(|(dtype, there)| dtype == of && there.iter().copied().eq(shape))
+    };
+    other(entry).tensors().all(|(name, region)| is(&name.to_string(), &region))
+}
+
+/// The name of the type that `file` has some of `entries` in, where that is another than the run's.
+pub fn other_type(file: &TensorFile, entries: &[Entry]) -> Option<&'static str> {
+    let found = entries.iter().find(|entry| is_other(file, entry))?;
+    Some(if found.slot.dtype == Dtype::F32 { "8bit" } else { "f32" })
+}
+
+/// Reads `entries` as [`TensorFile::read_into`] does, and those that are in the other type too.
+///
+/// # Errors
+/// As [`TensorFile::read_into`].
+pub fn read_into(
+    file: &mut TensorFile,
+    entries: &[Entry],
+    device: &mut dyn Storage,
+    staging: &mut [u8],
+) -> Result<(), TensorFileError> {
+    let (others, same): (Vec<Entry>, Vec<Entry>) = entries.iter().partition(|entry| is_other(file, entry));
+    file.read_into(&same, device, staging)?;
+    others.iter().try_for_each(|entry| match entry.slot.dtype {
+        Dtype::F32 => unpack(file, entry, device),
+        _ => pack(file, entry, device),
+    })
+}
+
+/// Reads blocks into a table in f32.
+fn unpack(file: &mut TensorFile, entry: &Entry, device: &mut dyn Storage) -> Result<(), TensorFileError> {
+    let (code, bytes) = (code(entry), BYTES as u64);
+    let mut blocks = vec![[0; BYTES]; AT_ONCE as usize];
+    let mut numbers = [0.0; BLOCK];
+    for (layer, (name, stored)) in (0..).zip(other(entry).tensors()) {
+        let (whole, name) = (entry.place.at(layer), name.to_string());
+        let mut first = 0;
+        while first < u64::from(stored.rows()) {
+            let here = &mut blocks[..AT_ONCE.min(u64::from(stored.rows()) - first) as usize];
+            file.read_part(&name, first * bytes, here.as_flattened_mut())?;
+            let mut values = Vec::with_capacity(here.len() * BLOCK * 4);
+            for block in &*here {
+                code.unpack(block, &mut numbers);
+                numbers.iter().for_each(|x| values.extend(x.to_le_bytes()));
+            }
+            if !here.iter().all(scale_is_finite) {
+                return Err(file.not_finite(&name));
+            }
+            let (begin, left) = (first * BLOCK as u64, whole.elements() - first * BLOCK as u64);
+            let count = left.min((here.len() * BLOCK) as u64);
+            values.truncate(4 * count as usize);
+            let piece = Region { offset: whole.offset + 4 * begin, shape: [1, 1, 1, count as u32], ..whole };
+            device.write(piece, &values)?;
+            first += here.len() as u64;
+        }
+    }
+    Ok(())
+}
+
+fn scale_is_finite(block: &Block) -> bool {
+    let [a, b, c, d, ..] = *block;
+    f32::from_le_bytes([a, b, c, d]).is_finite()
+}
+
+/// Reads f32 into a table of blocks. Blocks go on where a tensor of the table ends and the next one begins.
+fn pack(file: &mut TensorFile, entry: &Entry, device: &mut dyn Storage) -> Result<(), TensorFileError> {
+    let (code, whole) = (code(entry), other(entry));
+    let (mut values, mut bytes) = (vec![0.0; AT_ONCE as usize * BLOCK], Vec::new());
+    for (layer, (_, stored)) in (0..).zip(entry.tensors()) {
+        let parts = whole.tensors().filter(|(name, _)| name.layer() == layer);
+        let mut parts = parts.map(|(name, region)| (name.to_string(), region.elements()));
+        let mut part = parts.next();
+        let mut done = 0;
+        for first in (0..stored.rows()).step_by(AT_ONCE as usize) {
+            let count = (stored.rows() - first).min(AT_ONCE as u32);
+            let here = &mut values[..count as usize * BLOCK];
+            // What is behind the last number stays 0.
+            here.fill(0.0);
+            let mut filled = 0;
+            while let Some((name, elements)) = part.as_ref().filter(|_| filled < here.len()) {
+                let more = (elements - done).min((here.len() - filled) as u64) as usize;
+                file.read_numbers(name, done, &mut here[filled..filled + more], &mut bytes)?;
+                (filled, done) = (filled + more, done + more as u64);
+                if done == *elements {
+                    (part, done) = (parts.next(), 0);
+                }
+            }
+            let mut blocks = vec![[0; BYTES]; count as usize];
+            here.as_chunks().0.iter().zip(&mut blocks).for_each(|(numbers, block)| code.pack(numbers, block));
+            device.write(stored.slice_rows(first, count), blocks.as_flattened())?;
+        }
+    }
+    Ok(())
+}
