@@ -1,8 +1,10 @@
-//! Optimizer states in 8 bits: blocks of 128 numbers, each a scale in f32 and a code for each number.
+//! Optimizer states, and activations that are kept for a backward pass, in 8 bits: blocks of 128 numbers, each a scale in f32 and a
+//! code for each number.
 //!
 //! A code is a number as a share of the largest of its block, spread so that small shares have finer steps (companding, as in
-//! FlashOptim, arXiv 2602.23349). Momenta have a sign, `c = 127 · 2 x / (1 + |x|)`. Second moments have none and are kept by their
-//! fourth root, `c = 255 · x^(1/4)`, at least 1 where x is not 0: a step divides by their square root, so none may become 0.
+//! FlashOptim, arXiv 2602.23349). Momenta and activations have a sign, `c = 127 · 2 x / (1 + |x|)`. Second moments have none and are
+//! kept by their fourth root, `c = 255 · x^(1/4)`, at least 1 where x is not 0: a step divides by their square root, so none may
+//! become 0.
 //!
 //! What was decoded encodes to the same bytes again.
 

@@ -23,7 +23,7 @@ pub enum Element {
     Exact,
     /// What bf16 lack of f32, or the upper half of it.
     Remainders,
-    /// An optimizer's state: f32, or blocks of 8 bits.
+    /// An optimizer's state, or what is kept of activations: f32, or blocks of 8 bits.
     State,
     /// u32: ids, offsets, a wiring.
     Ids,
@@ -105,7 +105,7 @@ impl Operand {
         Operand { element: Element::Remainders, ..self }
     }
 
-    /// The same of an optimizer's state.
+    /// The same of an optimizer's state, or of what is kept in blocks of 8 bits.
     pub const fn state(self) -> Operand {
         Operand { element: Element::State, ..self }
     }

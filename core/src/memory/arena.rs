@@ -227,6 +227,15 @@ impl<'a> View<'a> {
         cast_mut(self.region, self.bytes_mut()?)
     }
 
+    /// What its blocks of codes mean, and the blocks; nothing where the elements are f32.
+    ///
+    /// # Errors
+    /// As [`View::f32`].
+    pub fn coded(&self) -> Result<Option<(Code, &[Block])>, ArenaError> {
+        let Some(code) = self.region.and_then(|region| region.dtype.code()) else { return Ok(None) };
+        Ok(Some((code, cast(self.region, self.bytes())?)))
+    }
+
     /// What its blocks of codes mean, and the blocks, to write; nothing where the elements are f32.
     ///
     /// # Errors

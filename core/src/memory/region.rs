@@ -13,7 +13,7 @@ pub enum Dtype {
     Remainder,
     /// The upper half of [`Dtype::Remainder`], 1 byte.
     Remainder8,
-    /// A number of an optimizer's state in 8 bits, in blocks with a scale: see [`crate::compressed`].
+    /// A number of an optimizer's state or of an activation in 8 bits, in blocks with a scale: see [`crate::compressed`].
     Moment8,
     /// The same of numbers that are not negative.
     Square8,

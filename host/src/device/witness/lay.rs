@@ -22,6 +22,8 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
         Dtype::Remainder8 => values.iter().map(|v| remainder::split8(*v).1 as u8).collect(),
         Dtype::Moment8 | Dtype::Square8 => {
             let code = dtype.code().expect("a code");
+            let mut values = values.to_vec();
+            values.resize(values.len().next_multiple_of(BLOCK), 0.0);
             let mut blocks = vec![[0; BYTES]; values.len() / BLOCK];
             values.as_chunks().0.iter().zip(&mut blocks).for_each(|(numbers, block)| code.pack(numbers, block));
             blocks.concat()

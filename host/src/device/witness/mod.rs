@@ -68,6 +68,7 @@ macro_rules! tests {
                 swiglu_and_its_gradient
                 swiglu_far_out_is_a_number
                 regions_are_carried
+                activations_in_8_bits_and_back
                 numbers_are_dropped
                 the_embedding_is_mixed_into_the_stream
             }

@@ -1,7 +1,8 @@
 //! Operations on each number by itself.
 
+use capful_core::compressed::Code;
 use capful_core::memory::Dtype;
-use capful_core::ops::{Blend, BlendGrad, Carry, Chance, Dropout, Gelu, SwiGlu, SwiGluGrad};
+use capful_core::ops::{Blend, BlendGrad, Carry, Chance, Compress, Dropout, Expand, Gelu, SwiGlu, SwiGluGrad};
 
 use super::{Witness, matrix, shapes, vector};
 
@@ -51,6 +52,18 @@ pub fn swiglu_far_out_is_a_number(w: &mut impl Witness) {
 pub fn regions_are_carried(w: &mut impl Witness) {
     for count in [1, 7, 8, 4097, 100_003] {
         w.case(|l| Carry { from: l.normal(vector(count), 1.0), to: l.poison(vector(count)) });
+    }
+}
+
+pub fn activations_in_8_bits_and_back(w: &mut impl Witness) {
+    // Blocks that end in the middle, and rows that end in a block.
+    let cases = [[1, 1], [3, 43], [4, 32], [1, 129], [130, 33], [3, 20_000]];
+    for [rows, d] in cases.into_iter().chain(shapes(9, 5, [90, 300])) {
+        let shape = matrix(rows, d);
+        for scale in [1e-3, 1.0, 3e4] {
+            w.case(|l| Compress { x: l.normal(shape, scale), out: l.poison_of(Dtype::Moment8, shape) });
+            w.case(|l| Expand { codes: l.coded(Code::Moment, shape, scale), out: l.poison(shape) });
+        }
     }
 }
 

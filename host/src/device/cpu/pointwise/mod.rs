@@ -2,6 +2,7 @@
 
 mod blend;
 mod carry;
+mod compress;
 mod dropout;
 mod gelu;
 mod swiglu;

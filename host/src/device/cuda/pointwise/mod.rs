@@ -2,6 +2,7 @@
 
 mod blend;
 pub(super) mod carry;
+mod compress;
 mod dropout;
 mod gelu;
 mod swiglu;

@@ -1,11 +1,11 @@
 //! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
 
-use capful_core::ops::{Blend, BlendGrad, Carry, Dropout, Gelu, SwiGlu, SwiGluGrad};
+use capful_core::ops::{Blend, BlendGrad, Carry, Compress, Dropout, Expand, Gelu, SwiGlu, SwiGluGrad};
 
 use crate::device::cuda::profile::CudaProfile;
 use crate::device::cuda::room::{CudaScratch, without_scratch};
 
-without_scratch!(Blend, Carry, Dropout, Gelu, SwiGlu, SwiGluGrad);
+without_scratch!(Blend, Carry, Compress, Dropout, Expand, Gelu, SwiGlu, SwiGluGrad);
 
 impl CudaScratch for BlendGrad {
     fn scratch(&self, _: &CudaProfile) -> u64 {
