@@ -1,8 +1,11 @@
 //! The activations of a forward pass: which are kept for the backward pass, and where they lie.
 
-use super::recompute::{Activation, Recompute};
+use super::recompute::{Activation, EightBits, Recompute};
 use crate::device::{Profile, count};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
+
+/// Whether a build has blocks of 8 bits.
+pub(super) const BLOCKS: bool = cfg!(feature = "compressed");
 
 /// Which activations are kept for a backward pass.
 #[derive(Clone, Copy)]
@@ -24,9 +27,9 @@ impl Keep {
         Keep { inputs: true, again: recompute, layers }
     }
 
-    /// The slots of the layers' inputs, and of the last one's output.
+    /// The slots of the layers' inputs, and of the last one's output. The last input is still there when that is made.
     pub fn inputs(&self) -> Slots {
-        Slots::new(self.layers + 1, if self.inputs { 0 } else { self.layers })
+        Slots::new(self.layers + 1, if self.inputs { self.eight_bits(EightBits::Input) } else { self.layers })
     }
 
     /// Those of what is kept with the inputs.
@@ -37,13 +40,21 @@ impl Keep {
     /// Those of an activation.
     pub fn of_kind(&self, activation: Activation) -> Slots {
         // What is kept in 8 bits has the layers' shared slot for its gradients.
-        let eight_bits = if activation == Activation::GateUp { self.again.eight_bits() } else { 0 };
+        let eight_bits = match activation {
+            Activation::Mid if BLOCKS => self.again.eight_bits(EightBits::Mid),
+            Activation::GateUp => self.again.eight_bits(EightBits::GateUp),
+            _ => 0,
+        };
         Slots::new(self.layers, self.again.layers(activation).max(eight_bits).into())
     }
 
-    /// Layers whose gate and up are kept in 8 bits. The last one's are still there.
-    pub fn eight_bits(&self) -> u32 {
-        if self.inputs { self.layers.saturating_sub(1).min(self.again.eight_bits().into()) } else { 0 }
+    /// Layers that keep a kind in 8 bits. The last one's is still there.
+    pub fn eight_bits(&self, kind: EightBits) -> u32 {
+        // A SwiGLU's gate and up are in no blocks.
+        if !self.inputs || !BLOCKS && kind != EightBits::GateUp {
+            return 0;
+        }
+        self.layers.saturating_sub(1).min(self.again.eight_bits(kind).into())
     }
 }
 
@@ -76,14 +87,18 @@ impl Slots {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Kept {
     codes: Stacked,
-    /// Layers, from the first on.
-    layers: u32,
+    /// The first layer that is kept so, and the one behind the last.
+    layers: [u32; 2],
 }
 
 impl Kept {
+    /// Of no layer.
+    pub const NOTHING: Kept = Kept { codes: Stacked::NOTHING, layers: [0; 2] };
+
     /// Of layer `l`, where it is kept so.
     pub fn at(&self, l: u32) -> Option<Region> {
-        (l < self.layers).then(|| self.codes.at(l))
+        let [from, to] = self.layers;
+        (from <= l && l < to).then(|| self.codes.at(l - from))
     }
 }
 
@@ -102,14 +117,15 @@ impl Activations<'_> {
         self.lay_as(Slot::new(name, slots.role, dtype, [1, batch, seq_len, columns]), slots)
     }
 
-    /// The same in E4M3, of the first layers: what is kept of them for the backward pass. Nothing of none.
-    pub fn lay_eight_bits(&mut self, name: &'static str, layers: u32, columns: u32) -> Kept {
-        if layers == 0 {
-            return Kept { codes: Stacked::NOTHING, layers };
+    /// The same in 8 bits, of layers from one up to another: what is kept of them for the backward pass. Nothing of none.
+    pub fn lay_eight_bits(&mut self, name: &'static str, dtype: Dtype, layers: [u32; 2], columns: u32) -> Kept {
+        let [from, to] = layers;
+        if from >= to {
+            return Kept::NOTHING;
         }
         let [batch, seq_len] = self.shape;
-        let slot = Slot::new(name, Role::Saved, Dtype::E4m3, [1, batch, seq_len, columns]);
-        Kept { codes: self.ledger.region(slot.layers(layers)), layers }
+        let slot = Slot::new(name, Role::Saved, dtype, [1, batch, seq_len, columns]);
+        Kept { codes: self.ledger.region(slot.layers(to - from)), layers }
     }
 
     /// The same in f32: what a sum over many values gives (statistics, losses), whatever the profile.

@@ -1,7 +1,7 @@
 //! What every family has in common: the shape of a step, and how a host drives it.
 
 use super::parameter::Parameters;
-use super::recompute::Recompute;
+use super::recompute::{EightBits, Recompute};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot};
 use crate::ops::{Chance, Pattern};
@@ -210,8 +210,13 @@ pub enum ModelError {
         /// Its size.
         size: u32,
     },
-    /// Activations that cannot be kept in 8 bits: whose could.
-    EightBits(&'static str),
+    /// What cannot be kept in 8 bits.
+    EightBits {
+        /// What.
+        kind: EightBits,
+        /// Why not: a clause.
+        why: &'static str,
+    },
     /// A tensor of more than 2³² − 1 rows or elements of a row.
     TooLarge(&'static str),
 }
@@ -279,7 +284,7 @@ impl core::fmt::Display for ModelError {
             ModelError::Sixteens { name, size } => {
                 write!(f, "{name} is {size}, and fp8 multiplies sides of whole sixteens; use --precision bf16")
             }
-            ModelError::EightBits(of) => write!(f, "--recompute gate_up8 keeps {of}"),
+            ModelError::EightBits { kind, why } => write!(f, "--recompute {} {why}", kind.name()),
             ModelError::TooLarge(name) => write!(f, "{name} is too large: a dimension passes 32 bits"),
         }
     }

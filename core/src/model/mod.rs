@@ -18,6 +18,6 @@ pub use family::{
 pub use initial::FirstValues;
 pub use neurogen::NeuroGen;
 pub use parameter::{Parameter, Parameters};
-pub use recompute::{Activation, Recompute};
+pub use recompute::{Activation, EightBits, Recompute};
 pub use scales::Scales;
 pub use transformer::Transformer;

@@ -47,13 +47,49 @@ impl Activation {
     }
 }
 
+/// What a layer can keep in 8 bits for the backward pass, in place of what the forward pass works with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum EightBits {
+    /// The layer's input.
+    Input,
+    /// The residual stream between the branches, where they are sequential.
+    Mid,
+    /// The feed-forward's first product: a SwiGLU's gate and up in E4M3, by the SwiGLU itself; up alone in blocks.
+    GateUp,
+}
+
+impl EightBits {
+    /// Every kind, in the order that a layer computes them.
+    pub const ALL: [EightBits; 3] = [EightBits::Input, EightBits::Mid, EightBits::GateUp];
+
+    /// As users write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            EightBits::Input => "x8",
+            EightBits::Mid => "mid8",
+            EightBits::GateUp => "gate_up8",
+        }
+    }
+
+    /// What is not computed again where this is kept; layers' inputs never are.
+    pub const fn activation(self) -> Option<Activation> {
+        match self {
+            EightBits::Input => None,
+            EightBits::Mid => Some(Activation::Mid),
+            EightBits::GateUp => Some(Activation::GateUp),
+        }
+    }
+}
+
 /// What the backward pass computes again: of each kind of activation those of so many layers, from the first on. Any choice
 /// gives the same gradients, bit for bit: what is computed again is computed as before, from what is kept or from what was
-/// computed again before it. Only where gate and up are kept in 8 bits are gradients those of the rounded values.
+/// computed again before it. Only where something is kept in 8 bits are gradients those of the rounded values, and of what
+/// is computed again from these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recompute {
     again: [u16; Activation::ALL.len()],
-    eight_bits: u16,
+    eight_bits: [u16; EightBits::ALL.len()],
 }
 
 impl Recompute {
@@ -61,12 +97,12 @@ impl Recompute {
     pub const ALL_LAYERS: u16 = u16::MAX;
 
     /// Everything is kept.
-    pub const NONE: Recompute = Recompute { again: [0; Activation::ALL.len()], eight_bits: 0 };
+    pub const NONE: Recompute = Recompute { again: [0; Activation::ALL.len()], eight_bits: [0; EightBits::ALL.len()] };
     /// The outputs of norms and of GELU or SwiGLU are computed again: element-wise work only.
     pub const CHEAP: Recompute =
         Recompute::NONE.with(Activation::Norm1).with(Activation::Norm2).with(Activation::Activated);
     /// Only each layer's input is kept.
-    pub const FULL: Recompute = Recompute { again: [Recompute::ALL_LAYERS; Activation::ALL.len()], eight_bits: 0 };
+    pub const FULL: Recompute = Recompute { again: [Recompute::ALL_LAYERS; Activation::ALL.len()], ..Recompute::NONE };
 
     /// This choice, and one kind of all layers.
     #[must_use]
@@ -81,16 +117,27 @@ impl Recompute {
         self
     }
 
-    /// This choice with gate and up of the first `layers` layers kept in E4M3, without a scale, in place of what the
-    /// forward pass works with.
+    /// This choice with a kind of the first `layers` layers kept in 8 bits, whatever it was before.
     #[must_use]
-    pub const fn with_eight_bits(self, layers: u16) -> Recompute {
-        Recompute { eight_bits: layers, ..self }
+    pub const fn with_eight_bits(mut self, kind: EightBits, layers: u16) -> Recompute {
+        self.eight_bits[kind as usize] = layers;
+        self
     }
 
-    /// Of how many layers gate and up are kept in E4M3, [`Recompute::ALL_LAYERS`] for all.
-    pub const fn eight_bits(self) -> u16 {
-        self.eight_bits
+    /// Of how many layers a kind is kept in 8 bits, [`Recompute::ALL_LAYERS`] for all.
+    pub const fn eight_bits(self, kind: EightBits) -> u16 {
+        self.eight_bits[kind as usize]
+    }
+
+    /// What is kept in 8 bits of any layer, in the order that a layer computes it.
+    pub fn rounded(self) -> impl Iterator<Item = EightBits> {
+        EightBits::ALL.into_iter().filter(move |kind| self.eight_bits(*kind) > 0)
+    }
+
+    /// This choice with nothing in 8 bits.
+    #[must_use]
+    pub const fn exact(self) -> Recompute {
+        Recompute { again: self.again, ..Recompute::NONE }
     }
 
     /// This choice less one kind.
@@ -104,7 +151,7 @@ impl Recompute {
     pub fn union(self, other: Recompute) -> Recompute {
         Recompute {
             again: core::array::from_fn(|i| self.again[i].max(other.again[i])),
-            eight_bits: self.eight_bits.max(other.eight_bits),
+            eight_bits: core::array::from_fn(|i| self.eight_bits[i].max(other.eight_bits[i])),
         }
     }
 
@@ -126,7 +173,7 @@ impl Recompute {
     /// This choice with every set of its kinds, itself and the empty one among them. What is kept in 8 bits stays so.
     pub fn subsets(self) -> impl Iterator<Item = Recompute> {
         (0..1 << Activation::ALL.len()).filter_map(move |set: u32| {
-            let mut some = Recompute::NONE.with_eight_bits(self.eight_bits);
+            let mut some = Recompute { eight_bits: self.eight_bits, ..Recompute::NONE };
             for activation in Activation::ALL.into_iter().filter(|a| set >> *a as u32 & 1 == 1) {
                 some = some.with_layers(activation, self.layers(activation));
             }
@@ -157,8 +204,11 @@ mod tests {
         assert_eq!(few.union(more).layers(Activation::GateUp), 5);
         assert_eq!(few.union(Recompute::FULL), Recompute::FULL);
         assert_eq!((few.layers(Activation::Mid), few.without(Activation::GateUp)), (0, Recompute::NONE));
-        let (two, three) = (few.with_eight_bits(2), more.with_eight_bits(3));
-        assert_eq!((two.union(three).eight_bits(), two.union(few).eight_bits()), (3, 2));
+        for kind in EightBits::ALL {
+            let (two, three) = (few.with_eight_bits(kind, 2), more.with_eight_bits(kind, 3));
+            assert_eq!((two.union(three).eight_bits(kind), two.union(few).eight_bits(kind)), (3, 2));
+            assert!(two.union(three).rounded().eq([kind]) && two.exact() == few);
+        }
     }
 
     #[test]

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-use capful_core::model::{self, Activation};
+use capful_core::model::{self, Activation, EightBits};
 use serde::{Deserialize, Serialize};
 
 use super::ByteSize;
 
 /// The activations that are computed again, written as a level or a list: `none`, `cheap`, `full`, `gate_up,mid`; of the
-/// first layers only: `gate_up:3`. `gate_up8` are gate and up that are kept in 8 bits; of the first layers: `gate_up8:3`.
+/// first layers only: `gate_up:3`. `x8`, `mid8` and `gate_up8` are kept in 8 bits; of the first layers: `x8:3`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Recompute(pub model::Recompute);
@@ -25,10 +25,12 @@ impl Recompute {
     /// The sets that have a name, from the one that keeps most.
     pub const LEVELS: [(&str, Recompute); 3] =
         [("none", Recompute::NONE), ("cheap", Recompute::CHEAP), ("full", Recompute::FULL)];
-}
 
-/// What users write for gate and up that are kept in 8 bits.
-const EIGHT_BITS: &str = "gate_up8";
+    /// The name of what is computed again, where that has one.
+    pub fn level(self) -> Option<&'static str> {
+        Recompute::LEVELS.iter().find(|(_, level)| level.0 == self.0.exact()).map(|(name, _)| *name)
+    }
+}
 
 /// The names of kinds, for people.
 pub fn kinds(set: model::Recompute) -> String {
@@ -37,18 +39,17 @@ pub fn kinds(set: model::Recompute) -> String {
 
 impl fmt::Display for Recompute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Recompute::LEVELS.iter().find(|(_, level)| level == self) {
-            Some((name, _)) => f.write_str(name),
-            None => {
-                let one = |(name, layers): (&str, u16)| match layers {
-                    model::Recompute::ALL_LAYERS => name.to_owned(),
-                    layers => format!("{name}:{layers}"),
-                };
-                let again = self.0.iter().map(|kind| (kind.name(), self.0.layers(kind)));
-                let kept = Some((EIGHT_BITS, self.0.eight_bits())).filter(|(_, layers)| *layers > 0);
-                f.write_str(&again.chain(kept).map(one).collect::<Vec<_>>().join(","))
-            }
-        }
+        let one = |(name, layers): (&str, u16)| match layers {
+            model::Recompute::ALL_LAYERS => name.to_owned(),
+            layers => format!("{name}:{layers}"),
+        };
+        let kept = self.0.rounded().map(|kind| one((kind.name(), self.0.eight_bits(kind))));
+        let again: Vec<_> = match self.level() {
+            Some("none") if *self != Recompute::NONE => Vec::new(),
+            Some(level) => vec![level.to_owned()],
+            None => self.0.iter().map(|kind| one((kind.name(), self.0.layers(kind)))).collect(),
+        };
+        f.write_str(&again.into_iter().chain(kept).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -59,7 +60,7 @@ impl FromStr for Recompute {
         let none = model::Recompute::NONE;
         let some = |name: &str, layers: u16| match Activation::ALL.into_iter().find(|a| a.name() == name) {
             Some(kind) => Some(none.with_layers(kind, layers)),
-            None => (name == EIGHT_BITS).then(|| none.with_eight_bits(layers)),
+            None => EightBits::ALL.into_iter().find(|e| e.name() == name).map(|e| none.with_eight_bits(e, layers)),
         };
         let one = |text: &str| {
             let most = model::Recompute::ALL_LAYERS;
@@ -73,11 +74,8 @@ impl FromStr for Recompute {
             }
             let level = Recompute::LEVELS.iter().find(|(level, _)| *level == text).map(|(_, set)| set.0);
             level.or_else(|| some(text, most)).ok_or_else(|| {
-                let known = kinds(model::Recompute::FULL);
-                format!(
-                    "'{text}' names no activations; there are none, cheap, full, fit:SIZE, or of {known}, {EIGHT_BITS} \
-                     any list"
-                )
+                let (known, kept) = (kinds(model::Recompute::FULL), EightBits::ALL.map(EightBits::name).join(", "));
+                format!("'{text}' names no activations; there are none, cheap, full, fit:SIZE, or of {known}, {kept} any list")
             })
         };
         let sets = text.split(',').map(|name| one(name.trim()));
@@ -143,8 +141,12 @@ mod tests {
 
     #[test]
     fn every_set_is_read_as_it_is_shown() {
-        for set in model::Recompute::FULL.subsets().map(Recompute) {
-            assert_eq!(set.to_string().parse(), Ok(set));
+        for set in model::Recompute::FULL.subsets() {
+            for eighths in 0..8 {
+                let kept = EightBits::ALL.into_iter().filter(|kind| eighths >> *kind as u8 & 1 == 1);
+                let set = Recompute(kept.fold(set, |set, kind| set.with_eight_bits(kind, 2 + kind as u16)));
+                assert_eq!(set.to_string().parse(), Ok(set));
+            }
         }
         for (text, shown) in [
             ("none", "none"),
@@ -156,8 +158,11 @@ mod tests {
             ("gate_up:3, mid", "mid,gate_up:3"),
             ("gate_up:3,gate_up:5,mid:1", "mid:1,gate_up:5"),
             ("norm1:2,cheap", "cheap"),
-            ("gate_up8:3,cheap", "norm1,norm2,activated,gate_up8:3"),
+            ("gate_up8:3,cheap", "cheap,gate_up8:3"),
             ("gate_up8:2, gate_up8", "gate_up8"),
+            ("x8,full", "full,x8"),
+            ("mid8:2,x8:1,none,x8:3", "x8:3,mid8:2"),
+            ("gate_up,mid8,x8", "gate_up,x8,mid8"),
         ] {
             assert_eq!(text.parse::<Recompute>().map(|set| set.to_string()), Ok(shown.to_owned()), "{text}");
         }
@@ -175,6 +180,9 @@ mod tests {
             "gate:3",
             "gate_up8:0",
             "gate_up8:x",
+            "x8:0",
+            "x",
+            "norm18",
         ] {
             let message = text.parse::<RecomputeChoice>().unwrap_err();
             assert!(!message.contains('\n'), "{text}: {message}");

@@ -1,7 +1,7 @@
 //! Everything decided: the configuration that runs and that is saved with the run.
 
 use capful_core::integer::Integer;
-use capful_core::model::{self, Activation, Capability, MicroBatch, Products};
+use capful_core::model::{self, Capability, MicroBatch, Products};
 use capful_core::ops::{Chance, Pattern};
 
 use super::error::error;
@@ -10,7 +10,7 @@ use super::nearest::nearest;
 use super::value::Decided;
 use super::{
     AnyFamily, Attention, BatchSize, Config, ConfigError, Device, Found, Gradients, LrSchedule, Masters, ModelConfig,
-    Precision, Preset, RawConfig, Recompute, StageConfig, TokenizerChoice, kinds,
+    Precision, Preset, RawConfig, StageConfig, TokenizerChoice, kinds,
 };
 
 /// What a configuration is made of: `raw` over its preset, with preset, source and tokenizer, and the model.
@@ -167,7 +167,7 @@ impl Config {
         self.validate_evaluations()?;
         self.family().validate_micro_batch(&self.micro_batch())?;
         let (recompute, there) = (self.recompute, self.family().recomputable());
-        let level = Recompute::LEVELS.iter().any(|(_, level)| *level == recompute);
+        let level = recompute.level().is_some();
         if let Some(missing) = recompute.0.iter().find(|kind| !level && !there.contains(*kind)) {
             return error(format!(
                 "--recompute {recompute}: this model has no {}; it has {}",
@@ -176,12 +176,12 @@ impl Config {
             ));
         }
         let (layers, every) = (self.model.layers(), model::Recompute::ALL_LAYERS);
-        let beyond =
-            |kind: &Activation| recompute.0.layers(*kind) < every && u32::from(recompute.0.layers(*kind)) > layers;
-        if let Some(kind) = recompute.0.iter().find(beyond) {
+        let again = recompute.0.iter().map(|kind| (kind.name(), recompute.0.layers(kind)));
+        let kept = recompute.0.rounded().map(|kind| (kind.name(), recompute.0.eight_bits(kind)));
+        let beyond = |(_, of): &(&str, u16)| *of < every && u32::from(*of) > layers;
+        if let Some((name, _)) = again.chain(kept).find(beyond) {
             return error(format!(
-                "--recompute {recompute}: this model has {layers} layers; write {} for all of them",
-                kind.name()
+                "--recompute {recompute}: this model has {layers} layers; write {name} for all of them"
             ));
         }
         if let Some(why) = self.family().lacks(Capability::Accumulation)

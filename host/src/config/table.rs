@@ -192,7 +192,7 @@ keys! {
             /// names them, in the first three layers only where NAME:3, or fit:SIZE for the list that costs least time where
             /// the run has so much memory
             recompute: RecomputeChoice => Recompute = Recompute::NONE, flag("LEVEL|LIST|fit:SIZE").by_preset()
-                .page("Activation recomputation: none, cheap, full, a list such as `cheap,gate_up:3` or `cheap,gate_up8`, or \
+                .page("Activation recomputation: none, cheap, full, a list such as `cheap,gate_up:3` or `full,x8`, or \
                        `fit:SIZE`, see [above](#activations)");
             /// Rows of logits that exist at once
             chunk: u32, flag("N").shown("512, on a GPU 4096 or more, or the preset's")

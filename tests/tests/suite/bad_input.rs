@@ -143,10 +143,16 @@ fn a_corpus_shorter_than_a_batch_says_how_short() {
 }
 
 #[test]
-fn gate_and_up_in_8_bits_are_refused_where_there_are_none_and_where_they_are_computed_again() {
+fn what_is_kept_in_8_bits_is_refused_where_there_is_none_and_where_it_is_computed_again() {
     let dir = directory();
     for (flags, says) in [
-        ("--preset pythia-tiny --recompute gate_up8", "a model with SwiGLU"),
+        ("--preset pythia-tiny --recompute mid8", "sequential branches"),
+        ("--preset yxanul-tiny --recompute mid8,mid:2", "leave out mid and full"),
+        ("--preset yxanul-tiny --recompute x8,x9", "x8, mid8, gate_up8"),
+        ("--preset yxanul-tiny --recompute x8:0", "a number of layers"),
+        ("--preset yxanul-tiny --recompute x8:99", "write x8 for all"),
+        ("--preset neurogen-tiny --recompute x8", "--recompute"),
+        ("--preset yxanul-tiny --recompute gate_up8 --device cuda --gpu h200 --precision fp8", "f32 or bf16"),
         ("--preset yxanul-tiny --recompute gate_up:1,gate_up8", "leave out gate_up"),
         ("--preset yxanul-tiny --recompute full,gate_up8:2", "leave out gate_up and full"),
         ("--preset yxanul-tiny --recompute gate_up8:0", "a number of layers"),

@@ -59,6 +59,7 @@ fn forty_steps_are_twenty_and_twenty() {
         ("cached", "--data corpus.txt --cache cache --tokenizer bpe --threads 2"),
         ("streamed", "--data corpus.txt --cache none --pool 12KiB --shuffle 16 --tokenizer bpe --threads 2"),
         ("factorised", "--data corpus.txt --preset yxanul-tiny --set kv_heads=1 --set rank=5 --recompute full"),
+        ("rounded", "--data corpus.txt --accumulate 2 --recompute cheap,x8,gate_up8"),
         ("untied", "--data corpus.txt --preset llama-tiny --set kv_heads=1 --set tied=false --accumulate 2"),
         (
             "bytes",

@@ -128,6 +128,7 @@ fn kinds() -> Vec<Kind> {
         kind("mixed", &format!("{llama} --attention mixed --block 16 --recompute gate_up,mid:1")),
         kind("yxanul", &format!("{yxanul} --recompute full --beta1 0.8 --beta2 0.9 --eps 1e-6")),
         kind("eighths", &format!("{yxanul} --set layers=2 --recompute gate_up8:1 --chunk 16")),
+        kind("inputs", &format!("{TINY} --recompute full,x8")),
         kind(
             "linear",
             &format!("{TINY} --schedule linear --lr-end 0 --warmup 2 --clip 0.1 --eval-every 2 --save-every 1"),

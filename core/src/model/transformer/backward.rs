@@ -9,8 +9,8 @@ use super::weights::{Dense, Gain, Weights};
 use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
 use crate::memory::{Region, Section};
-use crate::model::Activation;
 use crate::model::family::{Control, MicroBatch};
+use crate::model::{Activation, EightBits};
 use crate::ops::{
     AddValues, AddValuesGrad, AffineGrad, AttentionGrad, Blend, BlendGrad, Carry, Embed, EmbedGrad, HeadGrad, HeadLoss,
     LinearGrad, NormGrad, QkNormGrad, Quantise, QuantisedProduct, SwiGluGrad,
@@ -36,8 +36,10 @@ impl Backward<'_> {
     /// Every layer and the embedding, behind [`Backward::head`].
     pub fn run(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         for l in (0..self.pass.model.layers).rev() {
-            self.pass.rebuild(device, self.micro.recompute, l)?;
+            // It reads the layer's output, whose slot the input may be restored in.
             self.blend(device, l)?;
+            self.pass.restore(device, l)?;
+            self.pass.rebuild(device, self.micro.recompute, l)?;
             self.feed(device, l)?;
             self.attention(device, l)?;
             self.formed(device, Section::Layer(l))?;
@@ -163,7 +165,7 @@ impl Backward<'_> {
             return Ok(());
         };
         device.emit(BlendGrad {
-            x: f.x.at(l + 1),
+            x: pass.input(l + 1),
             first,
             scalars: scalars.at(l),
             x_grad,
@@ -228,7 +230,7 @@ impl Backward<'_> {
             return Ok(());
         }
         let first = self.affine(|w| &w.norm2, l, t.norm2_grad);
-        device.emit(self.norm([f.mid.at(l), f.stats2.at(l)], first, None, Some((Projection::Out, l))))
+        device.emit(self.norm([f.mid(l), f.stats2.at(l)], first, None, Some((Projection::Out, l))))
     }
 
     /// The gradients of SwiGLU and of the product behind it. SwiGLU's output, which the weight's gradient is made of, is
@@ -252,7 +254,7 @@ impl Backward<'_> {
             out: again.then_some(activated),
             copy,
             transposed: None,
-            kept: pass.forward.up_kept.at(l),
+            kept: pass.forward.eighths.at(EightBits::GateUp, l),
         })?;
         if again && down.weight_grad.is_some() {
             device.emit(LinearGrad { x_grad: None, ..down })?;
@@ -329,7 +331,7 @@ impl Backward<'_> {
         let first = self.affine(|w| &w.norm1, l, t.norm1_grad);
         let second = model.parallel().then(|| self.affine(|w| &w.norm2, l, t.norm2_grad));
         let before = l.checked_sub(1).map(|before| (Projection::Down, before));
-        device.emit(self.norm([f.x.at(l), f.stats1.at(l)], first, second, before))
+        device.emit(self.norm([pass.input(l), f.stats1.at(l)], first, second, before))
     }
 
     /// From the loss to the gradient of the last layer's output; `x` is the head's input.
@@ -363,7 +365,7 @@ impl Backward<'_> {
         let first = self.affine(|w| &w.final_norm, 0, t.norm1_grad);
         let last = (Projection::Down, model.layers - 1);
         // It is the first to write the residual stream's gradient.
-        let norm = self.norm([f.x.at(model.layers), f.final_stats], first, None, Some(last));
+        let norm = self.norm([pass.input(model.layers), f.final_stats], first, None, Some(last));
         device.emit(NormGrad { add: false, ..norm })?;
         self.formed(device, Section::Behind)
     }

@@ -48,7 +48,8 @@ impl Transformer {
     ) -> Result<(), OperationError> {
         let past = Past::Cache { cache: s.cache, cursor: s.cursor };
         let forward = &s.forward;
-        let pass = Pass { model: self, network, forward, past, pattern, ids: s.id, copying: None, masks: None };
+        let pass =
+            Pass { model: self, network, forward, past, pattern, ids: s.id, copying: None, masks: None, again: false };
         let x = pass.run(device)?;
         self.head(device, network, forward, x, s.logits)
     }
@@ -78,14 +79,7 @@ impl Family for Transformer {
 
     fn validate_micro_batch(&self, micro: &MicroBatch) -> Result<(), ModelError> {
         check_micro_batch(micro, self.context)?;
-        if micro.recompute.eight_bits() > 0 {
-            if !self.feed.gated() || micro.products != Products::Wide {
-                return Err(ModelError::EightBits("gate and up of a model with SwiGLU, in f32 or bf16"));
-            }
-            if micro.recompute.contains(Activation::GateUp) {
-                return Err(ModelError::EightBits("what is not computed again; leave out gate_up and full"));
-            }
-        }
+        self.check_eighths(micro)?;
         if micro.products == Products::Wide {
             return Ok(());
         }
@@ -240,9 +234,11 @@ impl Family for Transformer {
         let (network, control) = (&lasting.network, &lasting.control);
         let (ids, forward) = (training.batch.ids, &training.forward);
         let masks = training.batch.key.map(|key| Masks { key, chance: micro.dropout });
-        let pass = Pass { model: self, network, forward, past, pattern, ids, copying: copying.as_ref(), masks };
+        let pass =
+            Pass { model: self, network, forward, past, pattern, ids, copying: copying.as_ref(), masks, again: false };
         let head = pass.run(device)?;
         let accumulate = learning.updater.accumulates(first);
+        let pass = Pass { again: true, ..pass };
         let backward = Backward { pass, control, learning, training, micro, first, accumulate };
         backward.head(device, head)?;
         backward.run(device)?;
@@ -268,7 +264,7 @@ impl Family for Transformer {
         let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len, offsets: None }, micro.pattern);
         let network = &lasting.network;
         let (ids, forward) = (e.batch.ids, &e.forward);
-        let pass = Pass { model: self, network, forward, past, pattern, ids, copying: None, masks: None };
+        let pass = Pass { model: self, network, forward, past, pattern, ids, copying: None, masks: None, again: false };
         let head = pass.run(device)?;
         let mut weight = network.weights.head();
         let scales = forward.readable(device, &mut weight, network.head_scales())?;

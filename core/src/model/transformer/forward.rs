@@ -7,7 +7,7 @@ use super::regions::{Forward, Network};
 use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
 use crate::memory::{Region, Stacked};
-use crate::model::{Activation, Recompute};
+use crate::model::{Activation, EightBits, Recompute};
 use crate::ops::{
     Attention, Blend, CachedAttention, Carry, Embed, Epilogue, Gelu, Linear, Norm, Pattern, Quantise, Quantised,
     Rotate, SwiGlu,
@@ -46,6 +46,8 @@ pub(super) struct Pass<'a> {
     pub copying: Option<&'a Copying>,
     /// What a training step drops.
     pub masks: Option<Masks>,
+    /// Whether it computes again for the backward pass, which has layers' inputs where they are kept.
+    pub again: bool,
 }
 
 impl Pass<'_> {
@@ -53,12 +55,15 @@ impl Pass<'_> {
     pub fn run(&self, device: &mut dyn Device) -> Result<Region, OperationError> {
         self.embed(device)?;
         for l in 0..self.model.layers {
+            self.keep(device, EightBits::Input, l)?;
             self.norm1(device, l)?;
             self.queries(device, l)?;
             self.attend(device, l)?;
             self.mix(device, l)?;
+            self.keep(device, EightBits::Mid, l)?;
             self.norm2(device, l)?;
             self.expand(device, l)?;
+            self.keep(device, EightBits::GateUp, l)?;
             self.activate(device, l)?;
             self.contract(device, l)?;
             self.blend(device, l)?;
@@ -68,7 +73,7 @@ impl Pass<'_> {
 
     /// The tokens' vectors into the first layer's input.
     fn embed(&self, device: &mut dyn Device) -> Result<(), OperationError> {
-        let (w, f, ids, x) = (&self.network.weights, self.forward, self.ids, self.forward.x.at(0));
+        let (w, f, ids, x) = (&self.network.weights, self.forward, self.ids, self.input(0));
         let mut table = w.embed;
         let scales = f.readable(device, &mut table, self.network.embed_scales())?;
         match w.factor.zip(f.low) {
@@ -89,7 +94,7 @@ impl Pass<'_> {
     fn blend(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (scalars, f) = (self.network.weights.scalars, self.forward);
         match scalars.zip(f.first) {
-            Some((scalars, first)) => device.emit(Blend { x: f.x.at(l + 1), first, scalars: Some(scalars.at(l)) }),
+            Some((scalars, first)) => device.emit(Blend { x: self.input(l + 1), first, scalars: Some(scalars.at(l)) }),
             None => Ok(()),
         }
     }
@@ -119,13 +124,18 @@ impl Pass<'_> {
         }
     }
 
+    /// The input of layer `l`, and the output of the one before.
+    pub fn input(&self, l: u32) -> Region {
+        if self.again { self.forward.x.kept(l) } else { self.forward.x.at(l) }
+    }
+
     /// norm₁; of parallel branches both norms at once, since they are of the same x.
     fn norm1(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
         let out = f.norm1.at(l);
         device.emit(Norm {
             kind: model.norm,
-            x: f.x.at(l),
+            x: self.input(l),
             eps: model.norm_eps,
             stats: f.stats1.at(l),
             first: w.norm1.affine(l, out),
@@ -145,7 +155,7 @@ impl Pass<'_> {
         let out = f.norm2.at(l);
         device.emit(Norm {
             kind: model.norm,
-            x: f.mid.at(l),
+            x: f.mid(l),
             eps: model.norm_eps,
             stats: f.stats2.at(l),
             first: w.norm2.affine(l, out),
@@ -219,8 +229,8 @@ impl Pass<'_> {
     /// Attention's branch into the residual stream.
     fn mix(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (w, f) = (&self.network.weights.out, self.forward);
-        let linear = Linear::new(f.mixed.at(l), w.weight.at(l), w.bias(l), f.mid.at(l));
-        self.add(device, (Projection::Out, l), linear, f.x.at(l))
+        let linear = Linear::new(f.mixed.at(l), w.weight.at(l), w.bias(l), f.mid(l));
+        self.add(device, (Projection::Out, l), linear, self.input(l))
     }
 
     /// The feed-forward's first product, with its GELU.
@@ -240,15 +250,17 @@ impl Pass<'_> {
         let copy = self.model.input_copy(self.copying, Projection::Down, l, out);
         match self.model.feed {
             Feed::Gelu => Ok(()),
-            Feed::SwiGlu => device.emit(SwiGlu { gate_up, out, copy, kept: self.forward.up_kept.at(l) }),
+            Feed::SwiGlu => {
+                device.emit(SwiGlu { gate_up, out, copy, kept: self.forward.eighths.at(EightBits::GateUp, l) })
+            }
         }
     }
 
     /// The feed-forward's branch into the residual stream.
     fn contract(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (w, f) = (&self.network.weights.down, self.forward);
-        let linear = Linear::new(f.activated.at(l), w.weight.at(l), w.bias(l), f.x.at(l + 1));
-        self.add(device, (Projection::Down, l), linear, f.mid.at(l))
+        let linear = Linear::new(f.activated.at(l), w.weight.at(l), w.bias(l), self.input(l + 1));
+        self.add(device, (Projection::Down, l), linear, f.mid(l))
     }
 
     /// The final norm, and of it what the vocabulary's rows are multiplied with.
@@ -256,7 +268,7 @@ impl Pass<'_> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
         device.emit(Norm {
             kind: model.norm,
-            x: f.x.at(model.layers),
+            x: self.input(model.layers),
             eps: model.norm_eps,
             stats: f.final_stats,
             first: w.final_norm.affine(0, f.final_out),
@@ -326,7 +338,7 @@ impl Pass<'_> {
             (false, true) => (norm2, None),
         };
         let (kind, eps) = (model.norm, model.norm_eps);
-        device.emit(Norm { kind, x: f.x.at(l), eps, stats: f.stats1.at(l), first, second, copy: None })?;
+        device.emit(Norm { kind, x: self.input(l), eps, stats: f.stats1.at(l), first, second, copy: None })?;
         self.behind_norm(device, masked.map(|(again, which, x)| again.then_some((which, x))), None)
     }
 

@@ -9,6 +9,9 @@ mod adapters;
 mod backward;
 mod base;
 mod copies;
+mod eighths;
+#[cfg(all(test, feature = "compressed"))]
+mod eighths_tests;
 mod family;
 mod forward;
 mod integers;

@@ -3,13 +3,14 @@
 use super::Transformer;
 use super::adapters::AdapterRoom;
 use super::copies::Copies;
+use super::eighths::{Eighths, Stream};
 use super::integers::{Codes, Integers};
 use super::weights::Weights;
 use crate::device::Profile;
 use crate::memory::{Ledger, Region, Stacked};
 use crate::model::Activation;
 use crate::model::Scales;
-use crate::model::activations::{Activations, Keep, Kept, Slots};
+use crate::model::activations::{Activations, Keep, Slots};
 use crate::model::family::{Batch, Control};
 use crate::optimizer::Learning;
 
@@ -43,7 +44,7 @@ pub(super) struct Forward {
     /// [batch, seq_len, rank]: the tokens' rows of E, then the head's input, where the embedding is factorised.
     pub low: Option<Region>,
     /// [batch, seq_len, d_model]: each layer's input, and the last one's output.
-    pub x: Stacked,
+    pub x: Stream,
     /// [batch, seq_len, d_model]: the first layer's, where it is mixed into the others'.
     pub first: Option<Region>,
     /// [batch, seq_len, 1 or 2]: what norm₁ is made with; of parallel branches norm₂ as well.
@@ -58,17 +59,16 @@ pub(super) struct Forward {
     pub log_sum: Stacked,
     /// [batch, seq_len, heads · size]: attention's output, before its projection.
     pub mixed: Stacked,
-    /// [batch, seq_len, d_model]: x after attention was added. Of parallel branches, or in no training, the slot of
-    /// the layer's output.
-    pub mid: Stacked,
+    /// [batch, seq_len, d_model]: x after attention was added, where it has slots: see [`Forward::mid`].
+    pub mid: Option<Stacked>,
     /// [batch, seq_len, 1 or 2]: what norm₂ is made with.
     pub stats2: Stacked,
     /// [batch, seq_len, d_model]: norm₂.
     pub norm2: Stacked,
     /// [batch, seq_len, d_ff or 2 d_ff]: up, or gate and up; in the backward pass the gradients of gate and up.
     pub up: Stacked,
-    /// [batch, seq_len, 2 d_ff] E4M3: gate and up of the layers that keep them in 8 bits.
-    pub up_kept: Kept,
+    /// What layers keep in 8 bits.
+    pub eighths: Eighths,
     /// [batch, seq_len, d_ff]: GELU or SwiGLU of that.
     pub activated: Stacked,
     /// [batch, seq_len, 1 or 2].
@@ -83,6 +83,14 @@ pub(super) struct Forward {
     pub numbers: Option<Region>,
     /// What products with adapters need.
     pub adapters: Option<AdapterRoom>,
+}
+
+impl Forward {
+    /// [batch, seq_len, d_model]: x after attention was added in layer `l`. Of parallel branches, or in no training, the slot
+    /// of the layer's output.
+    pub fn mid(&self, l: u32) -> Region {
+        self.mid.map_or_else(|| self.x.at(l + 1), |mid| mid.at(l))
+    }
 }
 
 /// The input of the norm of queries and keys.
@@ -158,7 +166,7 @@ impl Transformer {
         let kind = |activation| keep.of_kind(activation);
         let mut all = Activations { profile, ledger, shape };
         let low = self.rank.map(|rank| all.lay("embed.low", Slots::ONE, rank).first);
-        let x = all.lay("layers.x", keep.inputs(), d);
+        let x = self.lay_stream(&mut all, keep);
         let first = self.stream_scalars.then(|| match keep.inputs {
             true => x.at(0),
             false => all.lay("embed.first", Slots::ONE, d).first,
@@ -174,16 +182,13 @@ impl Transformer {
         });
         let log_sum = all.log_sum(kind(Activation::Mixed), self.heads);
         let mixed = all.lay("layers.mixed", kind(Activation::Mixed), self.mixed_width());
-        let mid = match sequential && keep.inputs {
-            true => all.lay("layers.mid", kind(Activation::Mid), d),
-            false => Stacked { first: x.at(1), ..x },
-        };
+        let mid = (sequential && keep.inputs).then(|| all.lay("layers.mid", kind(Activation::Mid), d));
         // They are made again with norm₂; beside a kept mid they are kept too, as they always were.
         let slots2 = kind(Activation::Mid).both(kind(Activation::Norm2));
         let stats2 = if sequential { all.lay_f32("layers.stats2", slots2, statistics) } else { stats1 };
         let norm2 = all.lay("layers.norm2", kind(Activation::Norm2), d);
         let up = all.lay("layers.up", kind(Activation::GateUp), self.up_width());
-        let up_kept = all.lay_eight_bits("layers.up_e4m3", keep.eight_bits(), self.up_width());
+        let eighths = self.lay_eighths(&mut all, keep);
         let activated = all.lay("layers.activated", kind(Activation::Activated), self.d_ff);
         let final_stats = all.lay_f32("final.stats", Slots::ONE, statistics).first;
         let name = if keep.inputs { "final.out_or_grad.x" } else { "final.out" };
@@ -206,7 +211,7 @@ impl Transformer {
             stats2,
             norm2,
             up,
-            up_kept,
+            eighths,
             activated,
             final_stats,
             final_out,

@@ -10,7 +10,7 @@ use crate::optimizer::{Group, Learns, Optimizer};
 use crate::random::Random;
 use crate::train::Ranks;
 
-const PUBLISHED: Transformer = Transformer {
+pub(super) const PUBLISHED: Transformer = Transformer {
     layers: 28,
     d_model: 768,
     heads: 12,
@@ -25,7 +25,7 @@ const PUBLISHED: Transformer = Transformer {
 };
 
 /// A draw among all mixtures, of sides that fp8 multiplies.
-fn mixture(random: &Random, i: u64) -> Transformer {
+pub(super) fn mixture(random: &Random, i: u64) -> Transformer {
     let draw = |which: u64| random.below(16 * i + which, 2) == 0;
     let (rank, tied) = [(Some(16), true), (None, true), (None, false)][random.below(16 * i, 3) as usize];
     Transformer {

@@ -1,7 +1,7 @@
 //! Whole steps of a small model on this device and on the reference.
 
 use capful_core::device::{Rates, Single};
-use capful_core::model::{MicroBatch, Products, Recompute, Transformer};
+use capful_core::model::{EightBits, MicroBatch, Products, Recompute, Transformer};
 use capful_core::ops::{Chance, Dropout, IGNORE, Kind, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
@@ -99,7 +99,8 @@ fn apart(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn whole_steps_agree_with_the_reference_and_threads_with_each_other() {
     let patterns = [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed];
-    let recomputes = [Recompute::NONE, Recompute::CHEAP, Recompute::FULL];
+    let rounded = Recompute::FULL.with_eight_bits(EightBits::Input, 1);
+    let recomputes = [Recompute::NONE, Recompute::CHEAP, Recompute::FULL, rounded];
     for (case, kind) in patterns.into_iter().enumerate() {
         for recompute in recomputes {
             let pattern = Pattern { kind, block: 8, window: 1, stride: 3 };
@@ -117,7 +118,9 @@ fn whole_steps_agree_with_the_reference_and_threads_with_each_other() {
             let found = outcome(&AnyProfile::Cpu(CpuProfile { threads: 1 }), stage);
             for ((name, expected), (_, found)) in expected.iter().zip(&found) {
                 let apart = apart(expected, found);
-                assert!(apart <= 1e-5, "{name} is {apart:.1e} of its norm off, {stage:?}");
+                // A number that lies between two codes may have either of them.
+                let most = if recompute == rounded { 1e-3 } else { 1e-5 };
+                assert!(apart <= most, "{name} is {apart:.1e} of its norm off, {stage:?}");
             }
             for threads in [2, 3] {
                 assert!(found == outcome(&AnyProfile::Cpu(CpuProfile { threads }), stage), "{threads} threads");

@@ -5,7 +5,7 @@ use capful_core::integer::{Integer, quantise_row};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
 use capful_core::model::transformer::{Adapters, BaseType, Biases, Lasting, Training, is_adapter};
 use capful_core::model::{
-    self, Activation, Batch, Family as _, MicroBatch, Purpose, Recompute, Transformer, transformer,
+    self, Activation, Batch, EightBits, Family as _, MicroBatch, Purpose, Recompute, Transformer, transformer,
 };
 use capful_core::ops::{Chance, Dropout, Pattern, Rotary};
 use capful_core::optimizer::Optimizer;
@@ -283,10 +283,15 @@ fn on_gpu_with(
 }
 
 fn agree(model: &Transformer, stage: &MicroBatch) {
+    agree_within(1e-5, model, stage);
+}
+
+/// The same; `exact` is how far off a step in f32 may be.
+fn agree_within(exact: f64, model: &Transformer, stage: &MicroBatch) {
     let (expected, weights) = reference(model, 3, stage);
     let (f32, bf16) = (CudaProfile::new(Precision::F32), CudaProfile::new(Precision::Bf16));
     let reduced = CudaProfile { bf16_gradients: true, ..bf16 };
-    for (profile, tolerance) in [(f32, 1e-5), (bf16, 1e-2), (reduced, 1e-2)] {
+    for (profile, tolerance) in [(f32, exact), (bf16, 1e-2), (reduced, 1e-2)] {
         for products in [Products::Own, Products::Library] {
             let (losses, found) = on_gpu_with(model, profile, products, 3, stage);
             let off = distance(&found, &weights);
@@ -349,10 +354,10 @@ fn gate_and_up_in_eight_bits_give_the_steps_of_the_reference() {
     // The last layer's are still there, of however many layers they are kept.
     for (recompute, layers) in [(Recompute::CHEAP, 2), (Recompute::NONE, 1), (Recompute::CHEAP, Recompute::ALL_LAYERS)]
     {
-        agree(&model, &MicroBatch { recompute: recompute.with_eight_bits(layers), ..STAGE });
+        agree(&model, &MicroBatch { recompute: recompute.with_eight_bits(EightBits::GateUp, layers), ..STAGE });
     }
     let steps = |layers| {
-        let recompute = Recompute::CHEAP.with_eight_bits(layers);
+        let recompute = Recompute::CHEAP.with_eight_bits(EightBits::GateUp, layers);
         on_gpu(&model, Precision::Bf16, Products::Own, 2, &MicroBatch { recompute, ..STAGE })
     };
     assert_eq!(steps(2), steps(Recompute::ALL_LAYERS));
@@ -360,6 +365,31 @@ fn gate_and_up_in_eight_bits_give_the_steps_of_the_reference() {
     let [from_some, from_none] = [distance(&all, &some), distance(&all, &none)];
     // Rounded, and no worse: of another layer's gate and up the weights would be off by a hundredth.
     assert!(from_some > 0.0 && from_none > from_some && from_none < 4e-3, "{from_some}, {from_none}");
+}
+
+#[test]
+fn what_is_kept_in_blocks_of_eight_bits_gives_the_steps_of_the_reference() {
+    let gelu = Transformer { feed: transformer::Feed::Gelu, ..YXANUL };
+    for (model, kinds) in [
+        (PYTHIA, &[EightBits::Input, EightBits::GateUp][..]),
+        (YXANUL, &[EightBits::Input, EightBits::Mid, EightBits::GateUp]),
+        (Transformer { stream_scalars: true, ..gelu }, &EightBits::ALL),
+    ] {
+        let model = Transformer { layers: 4, ..model };
+        // A number that lies between two codes may have either of them.
+        let of = |layers| kinds.iter().fold(Recompute::CHEAP, |set, kind| set.with_eight_bits(*kind, layers));
+        for layers in [2, Recompute::ALL_LAYERS] {
+            agree_within(1e-4, &model, &MicroBatch { recompute: of(layers), ..STAGE });
+        }
+        let full = Recompute::FULL.with_eight_bits(EightBits::Input, Recompute::ALL_LAYERS);
+        agree_within(1e-4, &model, &MicroBatch { recompute: full, ..STAGE });
+        let steps =
+            |layers| on_gpu(&model, Precision::Bf16, Products::Own, 2, &MicroBatch { recompute: of(layers), ..STAGE });
+        let (rounded, exact) = (steps(3), steps(0));
+        assert!(rounded == steps(Recompute::ALL_LAYERS) && rounded.0[0] == exact.0[0]);
+        let off = distance(&rounded.1, &exact.1);
+        assert!(off > 0.0 && off < 4e-3, "{off}");
+    }
 }
 
 #[test]
