@@ -1,6 +1,7 @@
 //! Muon (Jordan et al. 2024, Muon: An optimizer for hidden layers in neural networks): a matrix moves by its momentum with all
 //! singular values made about equal. It moves whole matrices; vectors and tables need another rule.
 
+use super::Group;
 use super::rule::{Constants, STATES, State, Update};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
@@ -27,7 +28,7 @@ impl Muon {
 impl Update for Muon {
     const NAME: &'static str = "muon";
     const TAKES: &'static [&'static str] = &["muon_momentum"];
-    const WHOLE: bool = true;
+    const WHOLE: &'static [Group] = &[Group::Matrix];
     /// Jordan's 0.02 where AdamW has 0.001.
     const RATE: f32 = 20.0;
 

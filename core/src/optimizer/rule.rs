@@ -1,5 +1,6 @@
 //! What a rule of update says of itself, and what a list of rules makes.
 
+use super::Group;
 use crate::device::{Device, OperationError};
 use crate::memory::{Dtype, Region, Role, Slot};
 use crate::model::Parameter;
@@ -78,8 +79,9 @@ pub(super) trait Update: Copy {
     /// The names of the [`Constants`] that it takes.
     const TAKES: &'static [&'static str];
 
-    /// Whether it moves whole matrices, and nothing else: see [`super::matrices`].
-    const WHOLE: bool = false;
+    /// The groups whose matrices it moves as a whole, which are all that it moves: see [`super::matrices`]. None where it moves each
+    /// element by itself.
+    const WHOLE: &'static [Group] = &[];
 
     /// The factor of the learning rate where nothing else is said.
     const RATE: f32 = 1.0;
@@ -140,14 +142,18 @@ macro_rules! rules {
             /// Whether it moves whole matrices, and nothing else.
             pub const fn is_whole(&self) -> bool {
                 match self {
-                    $(Rule::$name(_) => <$name as Update>::WHOLE,)*
+                    $(Rule::$name(_) => !<$name as Update>::WHOLE.is_empty(),)*
                     Rule::Frozen => false,
                 }
             }
 
             /// Whether it can move parameters of `group`.
-            pub const fn moves(&self, group: Group) -> bool {
-                !self.is_whole() || matches!(group, Group::Matrix)
+            pub fn moves(&self, group: Group) -> bool {
+                let whole = match self {
+                    $(Rule::$name(_) => <$name as Update>::WHOLE,)*
+                    Rule::Frozen => &[],
+                };
+                whole.is_empty() || whole.contains(&group)
             }
 
             /// The factor of the learning rate where nothing else is said.

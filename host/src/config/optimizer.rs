@@ -246,8 +246,11 @@ impl Config {
         }
         let mut line = format!("optimizer: {}", self.optimizer.name());
         let optimizer = self.optimizer();
-        if optimizer.of(Group::Matrix).rule.is_whole() && !self.group.contains_key(Group::Matrix.name()) {
-            line += &format!(" for matrices, lr × {}; adamw for the rest", optimizer.of(Group::Matrix).rate);
+        let Recipe { rule, rate, .. } = *optimizer.of(Group::Matrix);
+        if rule.is_whole() && !self.group.contains_key(Group::Matrix.name()) {
+            line += if rule.moves(Group::Embedding) { " for matrices and tables" } else { " for matrices" };
+            line += &if rate == 1.0 { String::new() } else { format!(", lr × {rate}") };
+            line += "; adamw for the rest";
         }
         for (name, own) in &self.group {
             let Some(group) = Group::named(name) else { continue };
@@ -276,11 +279,13 @@ impl Config {
                     .into(),
             );
         }
-        if self.optimizer.name() == MUON && !there.contains(&Group::Matrix) {
-            return error("--optimizer muon: this model has no matrices that learn at the end of a step".into());
+        let own = Rule::named(self.optimizer.name(), &USUAL);
+        if own.is_some_and(|rule| !there.iter().any(|group| rule.moves(*group))) {
+            let name = self.optimizer.name();
+            return error(format!("--optimizer {name}: this model has no matrices that learn at the end of a step"));
         }
         let of_muon = [("cautious-decay", self.cautious_decay), ("muon-row-norm", self.muon_row_norm)];
-        let has_muon = || there.iter().any(|group| self.optimizer().of(*group).rule.is_whole());
+        let has_muon = || there.iter().any(|group| self.optimizer().of(*group).rule.name() == MUON);
         if let Some((flag, _)) = of_muon.into_iter().find(|(_, set)| *set && !has_muon()) {
             return error(format!("--{flag}: only muon takes it; leave it away, or choose --optimizer muon"));
         }
@@ -294,10 +299,12 @@ impl Config {
             own.require_bounds(name)?;
             let rule = self.rule(group, own);
             if !rule.moves(group) {
+                let moved: Vec<_> = Group::ALL.into_iter().filter(|group| rule.moves(*group)).collect();
+                let groups = if moved.len() == 1 { "group" } else { "groups" };
                 return error(format!(
-                    "--group {name}.optimizer={}: it moves matrices only, which are the group {}",
+                    "--group {name}.optimizer={}: it moves matrices only, which are the {groups} {}",
                     rule.name(),
-                    Group::Matrix.name()
+                    names(moved)
                 ));
             }
             if !rule.learns()
