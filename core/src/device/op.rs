@@ -12,6 +12,7 @@ macro_rules! for_each_operation {
         $($callback)+! {
             [$($more)*]
             AdamW,
+            AdamWFactored,
             AddValues,
             AddValuesGrad,
             AllGather,

@@ -36,6 +36,19 @@ pub struct AdamWFactors {
     pub keep: f32,
 }
 
+impl AdamWFactors {
+    /// Those of an update of parameters of this decay.
+    pub(super) fn of(of: &Factors, own_decay: f32) -> AdamWFactors {
+        let Factors { gradient, rate, corrections: [correction1, correction2], decay } = *of;
+        AdamWFactors {
+            gradient,
+            step: rate / correction1,
+            root: 1.0 / libm::sqrtf(correction2),
+            keep: 1.0 - rate * (own_decay * decay),
+        }
+    }
+}
+
 impl ByElement for AdamW {
     type Factors = AdamWFactors;
 
@@ -48,13 +61,7 @@ impl ByElement for AdamW {
     }
 
     fn factors(&self, of: &Factors) -> AdamWFactors {
-        let Factors { gradient, rate, corrections: [correction1, correction2], decay } = *of;
-        AdamWFactors {
-            gradient,
-            step: rate / correction1,
-            root: 1.0 / libm::sqrtf(correction2),
-            keep: 1.0 - rate * (self.moved.decay * decay),
-        }
+        AdamWFactors::of(of, self.moved.decay)
     }
 
     #[inline(always)]

@@ -1,6 +1,7 @@
 //! Updates of parameters, the norm that they are clipped by, and their averages.
 
 mod adamw;
+mod adamw_factored;
 mod average;
 mod blend_momentum;
 mod cut;
@@ -17,6 +18,7 @@ mod sgd;
 mod squared_norm;
 
 pub use adamw::{AdamW, AdamWFactors};
+pub use adamw_factored::AdamWFactored;
 pub use average::{Average, Exchange};
 pub use blend_momentum::BlendMomentum;
 pub use cut::Cut;

@@ -5,7 +5,7 @@ use crate::compressed::BLOCK;
 #[cfg(feature = "compressed")]
 use crate::compressed::{Block, Code};
 use crate::device::{Operand, Operation, OperationError};
-use crate::memory::{Arena, Dtype, Region};
+use crate::memory::{Arena, Dtype, Region, View};
 use crate::optimizer::{Group, STATES};
 use crate::train::{Results, Settings};
 
@@ -112,46 +112,64 @@ pub trait ByElement: Operation {
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
         let (factors, gradient) = (self.factors(&factors), gradient.f32()?);
-        let mut masters = Masters::of(&mut weight, &mut remainder, Dither::of(results, moved.group))?;
-        #[cfg(feature = "compressed")]
-        if let Some(coded) = first.coded_mut()? {
-            return each_block(self, &factors, masters, gradient, [Some(coded), second.coded_mut()?]);
-        }
-        let (first, second) = (first.f32_mut()?, second.f32_mut()?);
-        masters.each(|i, w| {
-            // Empty where nothing is kept, and a gradient is as long as its weights.
-            let state = [&*first, &*second].map(|state| state.get(i).copied().unwrap_or(0.0));
-            let (new, state) = self.element(&factors, w, gradient.get(i).copied().unwrap_or(0.0), state);
-            for (kept, new) in [&mut *first, &mut *second].into_iter().zip(state) {
-                if let Some(kept) = kept.get_mut(i) {
-                    *kept = new;
-                }
-            }
-            new
-        });
-        Ok(())
+        let masters = Masters::of(&mut weight, &mut remainder, Dither::of(results, moved.group))?;
+        each_element(masters, gradient, [&mut first, &mut second], self.misfit("weight"), |_, w, g, state| {
+            self.element(&factors, w, g, state)
+        })
     }
 }
 
-/// [`ByElement::each`] of states in blocks of 8 bits.
+/// Puts what `element(i, w, g, state)` makes in the place of every parameter and its state, which is a view of nothing where there is
+/// less of it.
+///
+/// # Errors
+/// States of other types; `short` where there are fewer parameters than gradients.
+#[inline(always)]
+pub(super) fn each_element(
+    mut masters: Masters<'_>,
+    gradient: &[f32],
+    [first, second]: [&mut View<'_>; STATES],
+    #[cfg_attr(not(feature = "compressed"), allow(unused_variables))] short: OperationError,
+    element: impl Fn(usize, f32, f32, [f32; STATES]) -> (f32, [f32; STATES]),
+) -> Result<(), OperationError> {
+    #[cfg(feature = "compressed")]
+    if let Some(coded) = first.coded_mut()? {
+        return each_block(masters, gradient, [Some(coded), second.coded_mut()?], short, element);
+    }
+    let (first, second) = (first.f32_mut()?, second.f32_mut()?);
+    masters.each(|i, w| {
+        // Empty where nothing is kept, and a gradient is as long as its weights.
+        let state = [&*first, &*second].map(|state| state.get(i).copied().unwrap_or(0.0));
+        let (new, state) = element(i, w, gradient.get(i).copied().unwrap_or(0.0), state);
+        for (kept, new) in [&mut *first, &mut *second].into_iter().zip(state) {
+            if let Some(kept) = kept.get_mut(i) {
+                *kept = new;
+            }
+        }
+        new
+    });
+    Ok(())
+}
+
+/// [`each_element`] of states in blocks of 8 bits.
 #[cfg(feature = "compressed")]
 #[inline(never)]
-fn each_block<O: ByElement>(
-    op: &O,
-    factors: &O::Factors,
+fn each_block(
     mut masters: Masters<'_>,
     gradient: &[f32],
     mut states: [Option<(Code, &mut [Block])>; STATES],
+    short: OperationError,
+    element: impl Fn(usize, f32, f32, [f32; STATES]) -> (f32, [f32; STATES]),
 ) -> Result<(), OperationError> {
     for (b, gradient) in gradient.chunks_exact(BLOCK).enumerate() {
-        let mut masters = masters.part(b * BLOCK..(b + 1) * BLOCK).ok_or(op.misfit("weight"))?;
+        let mut masters = masters.part(b * BLOCK..(b + 1) * BLOCK).ok_or(short)?;
         let mut numbers = [[0.0; BLOCK]; STATES];
         for (numbers, (code, blocks)) in numbers.iter_mut().zip(states.iter().flatten()) {
             code.unpack(&blocks[b], numbers);
         }
         let [first, second] = &mut numbers;
         masters.each(|i, w| {
-            let (new, [m, v]) = op.element(factors, w, gradient[i], [first[i], second[i]]);
+            let (new, [m, v]) = element(b * BLOCK + i, w, gradient[i], [first[i], second[i]]);
             (first[i], second[i]) = (m, v);
             new
         });

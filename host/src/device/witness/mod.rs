@@ -58,6 +58,7 @@ macro_rules! tests {
                 norms_of_pieces_and_their_sum
                 rules_with_and_without_remainders
                 rules_with_states_in_8_bits
+                matrices_with_factored_moments
                 matrices_are_gathered_and_moved
                 a_decoder_is_updated_tile_by_tile
                 an_embedding_is_updated_where_it_was_used

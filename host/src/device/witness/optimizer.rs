@@ -3,8 +3,8 @@
 use capful_core::compressed::Code;
 use capful_core::memory::{Dtype, Sections, Sharing};
 use capful_core::ops::{
-    AdamW, Average, BlendMomentum, Cut, EmbedUpdate, Exchange, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Moved,
-    Orthogonalise, PieceNorms, RowFactors, Sgd, SquaredNorm, SumNorms,
+    AdamW, AdamWFactored, Average, BlendMomentum, Cut, EmbedUpdate, Exchange, FactoredUpdate, Lion, MatrixMomentum,
+    MatrixMove, Moved, Orthogonalise, PieceNorms, RowFactors, Sgd, SquaredNorm, SumNorms,
 };
 use capful_core::optimizer::Group;
 use capful_core::random::Random;
@@ -125,6 +125,38 @@ pub fn rules_with_states_in_8_bits(w: &mut impl Witness) {
             let (settings, results) = (control(l, 0.5)[0], l.results(0.0, squared_norm));
             BlendMomentum { gradient, momentum, settings, results, group: Group::Matrix }
         });
+    }
+}
+
+/// Rows, columns and padding: sides of one, rows that no vector divides, several bands, several pieces of a row.
+pub const FACTORED: [[u32; 3]; 7] =
+    [[1, 1, 0], [3, 5, 113], [40, 24, 64], [2, 1300, 88], [700, 37, 12], [4200, 8, 0], [130, 640, 0]];
+
+/// A matrix of which some rows have met nothing so far; with moments in 8 bits, remainders have as many.
+pub fn adamw_factored(
+    l: &mut Lay,
+    [rows, columns, padding]: [u32; 3],
+    coded: bool,
+    squared_norm: f32,
+) -> AdamWFactored {
+    let count = rows * columns + padding;
+    let (values, shape) = (normal(count), vector(count));
+    let moved = parameters(l, &values, squared_norm);
+    let first = if coded { l.coded(Code::Moment, shape, 0.1) } else { l.exact(shape, 0.1) };
+    let sides = l.values(vector(rows + columns + 2), (0..rows + columns + 2).map(|i| (i % 7) as f32 * 0.1).collect());
+    let remainder = if coded { l.remainders8(shape, &values) } else { l.remainders(shape, &values) };
+    let moved = Moved { remainder, ..moved };
+    AdamWFactored { moved, first, sides, shape: [rows, columns], beta1: 0.9, beta2: 0.95, eps: 1e-8 }
+}
+
+pub fn matrices_with_factored_moments(w: &mut impl Witness) {
+    for squared_norm in [9.0, 0.25, f32::NAN] {
+        for sizes in FACTORED {
+            w.case(|l| adamw_factored(l, sizes, false, squared_norm));
+        }
+        for sizes in [[1, 128, 0], [9, 384, 128], [300, 640, 0]] {
+            w.case(|l| adamw_factored(l, sizes, true, squared_norm));
+        }
     }
 }
 

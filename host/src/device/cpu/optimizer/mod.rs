@@ -1,6 +1,7 @@
 //! Updates of parameters, and the norm that they are clipped by.
 
 mod adamw;
+mod adamw_factored;
 mod average;
 mod blend_momentum;
 mod factored;

@@ -3,7 +3,7 @@
 
 use capful_core::compressed::{BLOCK, Block, Code};
 use capful_core::device::OperationError;
-use capful_core::memory::Arena;
+use capful_core::memory::{Arena, View};
 use capful_core::ops::{ByElement, Lion, Sgd};
 use capful_core::optimizer::STATES;
 use capful_core::train::{Results, Settings};
@@ -40,22 +40,33 @@ impl Cpu {
         ])?;
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
-        let (factors, gradient) = (op.factors(&factors), gradient.f32()?);
-        if let Some(first) = first.coded_mut()? {
-            let states = [Some(first), second.coded_mut()?];
-            let weight = weight.f32_mut()?;
-            move_blocks(&mut self.pool, weight, gradient, states, |weight, gradient, states| {
-                piece(&factors, weight, gradient, states);
-            });
-            return Ok(());
-        }
-        let bands = [(weight.f32_mut()?, PIECE), (first.f32_mut()?, PIECE), (second.f32_mut()?, PIECE)];
-        self.pool.bands(bands, |_, number, [weight, first, second]| {
-            let gradient = &gradient[number * PIECE..][..weight.len()];
-            piece(&factors, weight, gradient, [first, second]);
-        });
-        Ok(())
+        let (factors, gradient, states) = (op.factors(&factors), gradient.f32()?, [&mut first, &mut second]);
+        move_views(&mut self.pool, &mut weight, gradient, states, |_, weight, gradient, states| {
+            piece(&factors, weight, gradient, states);
+        })
     }
+}
+
+/// Moves all of `weight`: `piece(begin, …)` is given those from element `begin` on, their gradients, and their state, as
+/// [`Cpu::move_pieces`] gives it.
+pub(super) fn move_views(
+    pool: &mut Pool,
+    weight: &mut View<'_>,
+    gradient: &[f32],
+    [first, second]: [&mut View<'_>; STATES],
+    piece: impl Fn(usize, &mut [f32], &[f32], [&mut [f32]; STATES]) + Sync,
+) -> Result<(), OperationError> {
+    if let Some(first) = first.coded_mut()? {
+        move_blocks(pool, weight.f32_mut()?, gradient, [Some(first), second.coded_mut()?], piece);
+        return Ok(());
+    }
+    let bands = [(weight.f32_mut()?, PIECE), (first.f32_mut()?, PIECE), (second.f32_mut()?, PIECE)];
+    pool.bands(bands, |_, number, [weight, first, second]| {
+        let begin = number * PIECE;
+        let gradient = &gradient[begin..][..weight.len()];
+        piece(begin, weight, gradient, [first, second]);
+    });
+    Ok(())
 }
 
 /// The same of states in blocks of 8 bits, which are f32 for as long as `piece` moves them.
@@ -64,7 +75,7 @@ fn move_blocks(
     weight: &mut [f32],
     gradient: &[f32],
     states: [Option<(Code, &mut [Block])>; STATES],
-    piece: impl Fn(&mut [f32], &[f32], [&mut [f32]; STATES]) + Sync,
+    piece: impl Fn(usize, &mut [f32], &[f32], [&mut [f32]; STATES]) + Sync,
 ) {
     const BLOCKS: usize = PIECE / BLOCK;
     let codes = [0, 1].map(|i| states[i].as_ref().map(|(code, _)| *code));
@@ -82,7 +93,8 @@ fn move_blocks(
                 codes[i].iter().for_each(|code| vectorise!(code.unpack(&states[i][b], numbers)));
             }
             let [first, second] = &mut numbers;
-            piece(weight, gradient, [first, if codes[1].is_some() { second } else { &mut [] }]);
+            let second = if codes[1].is_some() { &mut second[..] } else { &mut [] };
+            piece(begin + b * BLOCK, weight, gradient, [first, second]);
             for (i, numbers) in numbers.iter().enumerate() {
                 codes[i].iter().for_each(|code| vectorise!(code.pack_by(f32::sqrt, numbers, &mut states[i][b])));
             }

@@ -1,6 +1,7 @@
 //! Updates of parameters, the norm that they are clipped by, and their averages.
 
 mod adamw;
+mod adamw_factored;
 mod average;
 mod blend_momentum;
 mod factored;

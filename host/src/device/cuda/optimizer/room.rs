@@ -1,8 +1,8 @@
 //! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
 
 use capful_core::ops::{
-    AdamW, Average, BlendMomentum, EmbedUpdate, Exchange, FactoredUpdate, Lion, MatrixMomentum, MatrixMove,
-    Orthogonalise, PieceNorms, RowFactors, Sgd, SquaredNorm, SumNorms,
+    AdamW, AdamWFactored, Average, BlendMomentum, EmbedUpdate, Exchange, FactoredUpdate, Lion, MatrixMomentum,
+    MatrixMove, Orthogonalise, PieceNorms, RowFactors, Sgd, SquaredNorm, SumNorms,
 };
 
 use crate::device::cuda::profile::{CudaProfile, Precision, WORKSPACE, piece_bytes};
@@ -47,6 +47,51 @@ impl CudaScratch for EmbedUpdate {
 impl CudaScratch for SquaredNorm {
     fn scratch(&self, _: &CudaProfile) -> u64 {
         4 * self.gradient.elements().div_ceil(SquaredNorm::PIECE as u64)
+    }
+}
+
+impl CudaScratch for AdamWFactored {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        SidesRoom::of(self.shape).bytes()
+    }
+}
+
+/// The scratch of AdamW with a factored moment: sums of squares, then one number.
+#[derive(Clone, Copy)]
+pub struct SidesRoom {
+    /// Rows of a band.
+    pub band: u32,
+    /// How many bands there are: of each the columns' sums.
+    pub bands: u32,
+    /// How many pieces a row has, whose sums follow those of all bands.
+    pub pieces: u32,
+    shape: [u32; 2],
+}
+
+impl SidesRoom {
+    /// Columns of a piece, of adamw_factored.cu.
+    const PIECE: u32 = 512;
+    /// The most bands, and the fewest rows of one: enough blocks to fill a large GPU, little beside a matrix.
+    const BANDS: u32 = 256;
+    const ROWS: u32 = 16;
+
+    /// For a matrix of these rows and columns.
+    pub fn of(shape: [u32; 2]) -> SidesRoom {
+        let [rows, columns] = shape;
+        let band = rows.div_ceil(Self::BANDS).max(Self::ROWS);
+        SidesRoom { band, bands: rows.div_ceil(band), pieces: columns.div_ceil(Self::PIECE), shape }
+    }
+
+    /// Where the rows' sums begin, and the number behind them, in bytes.
+    pub const fn behind(&self) -> [u64; 2] {
+        let [rows, columns] = self.shape;
+        let of_rows = 4 * self.bands as u64 * columns as u64;
+        [of_rows, of_rows + 4 * self.pieces as u64 * rows as u64]
+    }
+
+    /// Bytes of all.
+    pub const fn bytes(&self) -> u64 {
+        self.behind()[1] + 4
     }
 }
 
