@@ -10,11 +10,11 @@ use crate::memory::{Dtype, Ledger, Section};
 use crate::model::{Control, Parameter, Parameters};
 use crate::train::Ranks;
 
-/// The most ranges of a model's parameters.
-pub(super) const RANGES: usize = 8;
+/// The most ranges of a model's parameters. Few on a chip, which has them on its stack and no tables of whole matrices.
+pub(super) const RANGES: usize = if cfg!(feature = "compressed") { 12 } else { 8 };
 /// Why a model with more is not updated.
-pub(super) const TOO_MANY: &str =
-    "an update moves at most 8 ranges of parameters; lay those of one type and one group behind each other";
+pub(super) const TOO_MANY: &str = "an update moves at most 12 ranges of parameters, on a chip 8; lay those of one type and one group behind \
+                                   each other";
 
 /// What training keeps of a model's parameters; `T` is its table of them.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,5 +1,6 @@
 //! Parameters that are moved as whole matrices: which matrices they have, the room in which those are orthogonalised, and the
-//! operations that move them. Matrices of one shape are moved together, as many as there is room for.
+//! operations that move them. Matrices of one shape are orthogonalised together, as many as there is room for. Other rules move each
+//! layer's by itself ([`each`]).
 
 use core::num::NonZeroU32;
 
@@ -17,6 +18,9 @@ const MOST: u64 = 32 << 20;
 const NO_ROOM: OperationError = OperationError::Unsupported("no room was laid for an update of whole matrices");
 /// Why it is not.
 const TOO_MANY: OperationError = OperationError::Unsupported("a model has more matrices than an update takes apart");
+
+#[cfg(feature = "compressed")]
+mod each;
 
 /// The matrices of a parameter: a layer's rows and columns, and how they are taken apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +45,11 @@ impl Matrices {
     /// Those of so many of its layers; nothing of none.
     pub(super) fn of_layers(self, layers: u32) -> Option<Matrices> {
         Some(Matrices { layers: NonZeroU32::new(layers)?, ..self })
+    }
+
+    /// Rows and columns of a layer's.
+    pub(super) const fn shape(&self) -> [u32; 2] {
+        self.shape
     }
 
     /// How many layers there are.
@@ -105,7 +114,7 @@ pub(super) struct Place {
     pub(super) remainder: Option<Stack>,
     pub(super) gradient: Stack,
     pub(super) momentum: Stack,
-    /// Where the rule keeps a number a row.
+    /// Where the rule keeps a number a row, or a row and a column.
     pub(super) squares: Stack,
 }
 
@@ -149,7 +158,7 @@ impl Room {
     ) -> Option<Room> {
         let (mut found, mut by_rows) = (heapless::Vec::<Matrices, RANGES>::new(), false);
         model.parameters(&mut |p| {
-            if optimizer.moves_whole(p) {
+            if optimizer.moves_whole(p) && orthogonalises(optimizer, p.group) {
                 by_rows |= matches!(optimizer.of(p.group).rule, Rule::Muon(Muon { row_norm: true, .. }));
                 let all = Matrices::of(p);
                 // Where gradients are released a layer's are moved by themselves.
@@ -200,6 +209,11 @@ struct Piece {
     before: u32,
 }
 
+/// Whether the matrices of `group` are orthogonalised.
+const fn orthogonalises(optimizer: &Optimizer, group: Group) -> bool {
+    matches!(optimizer.of(group).rule, Rule::Muon(_))
+}
+
 /// What moves them, and with what.
 struct Mover<'a> {
     control: &'a Control,
@@ -223,6 +237,11 @@ pub(super) fn update(
     if places.is_empty() {
         return Ok(());
     }
+    #[cfg(feature = "compressed")]
+    each::update(device, control, optimizer, places)?;
+    if !places.iter().any(|place| orthogonalises(optimizer, place.group)) {
+        return Ok(());
+    }
     let mover = Mover { control, optimizer, places, room: room.ok_or(NO_ROOM)? };
     mover.blend_coded(device)?;
     let shapes = || mover.cuts().map(|(_, cut)| cut.wide());
@@ -234,14 +253,19 @@ pub(super) fn update(
 }
 
 impl Mover<'_> {
+    /// The places whose matrices are orthogonalised, by their numbers.
+    fn places(&self) -> impl Iterator<Item = (usize, &Place)> {
+        self.places.iter().enumerate().filter(|(_, place)| orthogonalises(self.optimizer, place.group))
+    }
+
     fn cuts(&self) -> impl Iterator<Item = (usize, Cut)> {
-        self.places.iter().enumerate().flat_map(|(i, place)| place.matrices.cuts().map(move |cut| (i, cut)))
+        self.places().flat_map(|(i, place)| place.matrices.cuts().map(move |cut| (i, cut)))
     }
 
     /// Moves all momentum in 8 bits, whose blocks go across the rows of a cut, as it lies, and makes each gradient the blend.
     fn blend_coded(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         let Control { settings, results, .. } = *self.control;
-        for (number, place) in self.places.iter().enumerate().filter(|(_, place)| place.momentum.dtype != Dtype::F32) {
+        for (number, place) in self.places().filter(|(_, place)| place.momentum.dtype != Dtype::F32) {
             let (all, most) = (place.matrices.layers(), place.together());
             for layer in (0..all).step_by(most.min(all) as usize) {
                 let cut = Cut { layers: most.min(all), ..place.matrices.whole() };

@@ -6,6 +6,8 @@
 //! [averages](Optimizer::averages), an update ends with the averages of what it moved.
 
 mod adamw;
+#[cfg(feature = "compressed")]
+mod adamw_factored;
 mod factored;
 mod in_place;
 mod learning;
@@ -20,6 +22,8 @@ mod shared;
 mod weights;
 
 pub use adamw::AdamW;
+#[cfg(feature = "compressed")]
+pub use adamw_factored::AdamWFactored;
 pub use factored::Factored;
 pub use in_place::InPlace;
 pub use learning::{Learning, Updater, lay};
@@ -40,6 +44,8 @@ rules! {
     Sgd,
     Lion,
     Muon,
+    #[cfg(feature = "compressed")]
+    AdamWFactored,
 }
 
 /// When a parameter learns.
@@ -124,6 +130,16 @@ struct Rows {
     gradient: Region,
     /// As many as the rule keeps.
     states: [Region; STATES],
+}
+
+impl Rows {
+    /// What an operation is told of them, with these factor of the learning rate and decay.
+    #[inline(always)]
+    const fn moved(&self, control: &Control, group: Group, [rate, decay]: [f32; 2]) -> Moved {
+        let Rows { weight, remainder, gradient, .. } = *self;
+        let Control { settings, results, .. } = *control;
+        Moved { weight, remainder, gradient, settings, results, group, rate, decay }
+    }
 }
 
 /// The same rows of parameters and of their averages.
@@ -255,9 +271,7 @@ impl Optimizer {
     /// # Errors
     /// What the device could not do.
     fn emit(&self, device: &mut dyn Device, control: &Control, group: Group, rows: Rows) -> Result<(), OperationError> {
-        let Rows { weight, remainder, gradient, states } = rows;
-        let Control { settings, results, .. } = *control;
         let Recipe { rule, rate, decay } = *self.of(group);
-        rule.emit(device, Moved { weight, remainder, gradient, settings, results, group, rate, decay }, states)
+        rule.emit(device, rows.moved(control, group, [rate, decay]), rows.states)
     }
 }

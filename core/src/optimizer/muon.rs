@@ -2,10 +2,7 @@
 //! singular values made about equal. It moves whole matrices; vectors and tables need another rule.
 
 use super::Group;
-use super::rule::{Constants, STATES, State, Update};
-use crate::device::{Device, OperationError};
-use crate::memory::Region;
-use crate::ops::Moved;
+use super::rule::{Constants, State, Update};
 
 /// The constants of Muon.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,9 +44,5 @@ impl Update for Muon {
     fn corrections(&self, step: u64) -> [f32; 2] {
         let left = 1.0 - step.min(Self::WARMUP) as f32 / Self::WARMUP as f32;
         [(self.momentum - Self::LESS * left).max(0.0), 1.0]
-    }
-
-    fn emit(&self, _: &mut dyn Device, _: Moved, _: [Region; STATES]) -> Result<(), OperationError> {
-        Err(OperationError::Unsupported("muon moves whole matrices"))
     }
 }

@@ -114,7 +114,7 @@ mod tests {
     use crate::model::transformer::{Feed, Residual};
     use crate::model::{Family, FirstValues, MicroBatch, Products, Purpose, Recompute, Transformer};
     use crate::ops::{Chance, Pattern};
-    use crate::optimizer::{Group, Muon, Recipe, Rule, Sgd, States};
+    use crate::optimizer::{AdamWFactored, Group, Muon, Recipe, Rule, Sgd, States};
     use crate::random::Random;
     use crate::train::{Results, Settings};
 
@@ -161,6 +161,13 @@ mod tests {
     fn muon() -> Optimizer {
         let rule = Rule::Muon(Muon { momentum: 0.9, cautious: true, row_norm: true });
         ADAMW.with(Group::Matrix, Recipe { rule, rate: 20.0, decay: 0.1 })
+    }
+
+    /// Matrices and tables with factored moments, beside AdamW.
+    fn factored() -> Optimizer {
+        let rule = Rule::AdamWFactored(AdamWFactored { beta1: 0.9, beta2: 0.95, eps: 1e-8 });
+        let recipe = Recipe { rule, rate: 1.0, decay: 0.1 };
+        [Group::Matrix, Group::Embedding, Group::Head].into_iter().fold(ADAMW, |all, group| all.with(group, recipe))
     }
 
     /// Two tables of some, one of others, none of one, beside what does not learn.
@@ -263,7 +270,7 @@ mod tests {
     fn parameters_that_move_layer_by_layer_move_as_all_at_once() {
         for model in [UNTIED, FACTORISED, VALUES] {
             let coded = |optimizer: Optimizer| optimizer.keeping(States::EightBits, Some(Dtype::Remainder8));
-            let some = [("adamw", ADAMW), ("muon", muon()), ("mixed", mixed())];
+            let some = [("adamw", ADAMW), ("muon", muon()), ("factored", factored()), ("mixed", mixed())];
             let in_8_bits = [("adamw, 8 bits", coded(ADAMW)), ("muon, 8 bits", coded(muon()))];
             for (name, optimizer) in some.into_iter().chain(in_8_bits) {
                 if name == "mixed" && model.tied {

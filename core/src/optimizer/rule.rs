@@ -37,6 +37,9 @@ pub enum State {
     Squares(&'static str),
     /// A number a row.
     Rows(&'static str),
+    /// A number a row, then a number a column.
+    #[cfg(feature = "compressed")]
+    Sides(&'static str),
 }
 
 /// How tables of a number an element are kept.
@@ -61,11 +64,23 @@ impl State {
 
     /// The table of `p`.
     pub(super) fn slot(self, p: &Parameter, states: States) -> Slot {
-        let (Self::Moments(prefix) | Self::Squares(prefix) | Self::Rows(prefix)) = self;
-        let slot = p.slot(prefix, Role::Moment, self.dtype(states));
+        let slot = |prefix| p.slot(prefix, Role::Moment, self.dtype(states));
         match self {
-            Self::Moments(_) | Self::Squares(_) => slot,
-            Self::Rows(_) => Slot { shape: [1, 1, p.shape[0], 1], ..slot },
+            Self::Moments(prefix) | Self::Squares(prefix) => slot(prefix),
+            Self::Rows(prefix) => Slot { shape: self.shape(p.shape), ..slot(prefix) },
+            // They belong to all parts.
+            #[cfg(feature = "compressed")]
+            Self::Sides(prefix) => Slot { shape: self.shape(p.shape), parts: [0; 3], ..slot(prefix) },
+        }
+    }
+
+    /// The shape of what it is of a matrix of these rows and columns.
+    pub(super) const fn shape(self, [rows, columns]: [u32; 2]) -> [u32; 4] {
+        match self {
+            Self::Moments(_) | Self::Squares(_) => [1, 1, rows, columns],
+            Self::Rows(_) => [1, 1, rows, 1],
+            #[cfg(feature = "compressed")]
+            Self::Sides(_) => [1, 1, 1, rows.saturating_add(columns)],
         }
     }
 }
@@ -89,7 +104,7 @@ pub(super) trait Update: Copy {
     /// With these constants.
     fn of(constants: &Constants) -> Self;
 
-    /// The tables that it keeps of a parameter, [`STATES`] at the most; of rows only one that is [whole](Update::WHOLE).
+    /// The tables that it keeps of a parameter, [`STATES`] at the most; of rows or sides only one that moves [whole](Update::WHOLE) ones.
     fn states(&self) -> &'static [State];
 
     /// Its numbers of the update after `step` others: two of [`Settings::corrections`].
@@ -103,17 +118,34 @@ pub(super) trait Update: Copy {
     ///
     /// # Errors
     /// What the device could not do.
-    fn emit(&self, device: &mut dyn Device, moved: Moved, states: [Region; STATES]) -> Result<(), OperationError>;
+    fn emit(&self, _: &mut dyn Device, _: Moved, _: [Region; STATES]) -> Result<(), OperationError> {
+        Err(OperationError::Unsupported("the rule moves whole matrices"))
+    }
+
+    /// Moves one matrix of these rows and columns, with the padding behind it, by a rule that moves whole ones each by itself.
+    ///
+    /// # Errors
+    /// As [`Update::emit`].
+    #[cfg(feature = "compressed")]
+    fn emit_matrix(
+        &self,
+        _: &mut dyn Device,
+        _: Moved,
+        _: [Region; STATES],
+        _: [u32; 2],
+    ) -> Result<(), OperationError> {
+        Err(OperationError::Unsupported("the rule moves no matrix by itself"))
+    }
 }
 
 /// Declares the enum of all rules and what is asked of whichever one it is.
 macro_rules! rules {
-    ($($name:ident,)*) => {
+    ($($(#[$if:meta])* $name:ident,)*) => {
         /// How a parameter is moved by its gradient.
         #[derive(Debug, Clone, Copy, PartialEq)]
         #[allow(missing_docs, reason = "each is documented where it is defined")]
         pub enum Rule {
-            $($name($name),)*
+            $($(#[$if])* $name($name),)*
             /// Not at all: neither gradient nor state is kept.
             Frozen,
         }
@@ -128,12 +160,12 @@ macro_rules! rules {
             }
 
             /// The names of all in settings.
-            pub const NAMES: &[&str] = &[$(<$name as Update>::NAME,)* Self::FROZEN];
+            pub const NAMES: &[&str] = &[$($(#[$if])* <$name as Update>::NAME,)* Self::FROZEN];
 
             /// The rule of this name, with those of the constants that it takes.
             pub fn named(name: &str, constants: &Constants) -> Option<Rule> {
                 match name {
-                    $(<$name as Update>::NAME => Some(Rule::$name(<$name as Update>::of(constants))),)*
+                    $($(#[$if])* <$name as Update>::NAME => Some(Rule::$name(<$name as Update>::of(constants))),)*
                     Self::FROZEN => Some(Rule::Frozen),
                     _ => None,
                 }
@@ -142,7 +174,7 @@ macro_rules! rules {
             /// Whether it moves whole matrices, and nothing else.
             pub const fn is_whole(&self) -> bool {
                 match self {
-                    $(Rule::$name(_) => !<$name as Update>::WHOLE.is_empty(),)*
+                    $($(#[$if])* Rule::$name(_) => !<$name as Update>::WHOLE.is_empty(),)*
                     Rule::Frozen => false,
                 }
             }
@@ -150,7 +182,7 @@ macro_rules! rules {
             /// Whether it can move parameters of `group`.
             pub fn moves(&self, group: Group) -> bool {
                 let whole = match self {
-                    $(Rule::$name(_) => <$name as Update>::WHOLE,)*
+                    $($(#[$if])* Rule::$name(_) => <$name as Update>::WHOLE,)*
                     Rule::Frozen => &[],
                 };
                 whole.is_empty() || whole.contains(&group)
@@ -159,7 +191,7 @@ macro_rules! rules {
             /// The factor of the learning rate where nothing else is said.
             pub const fn rate(&self) -> f32 {
                 match self {
-                    $(Rule::$name(_) => <$name as Update>::RATE,)*
+                    $($(#[$if])* Rule::$name(_) => <$name as Update>::RATE,)*
                     Rule::Frozen => 1.0,
                 }
             }
@@ -167,7 +199,7 @@ macro_rules! rules {
             /// The names of the constants that it takes.
             pub const fn takes(&self) -> &'static [&'static str] {
                 match self {
-                    $(Rule::$name(_) => <$name as Update>::TAKES,)*
+                    $($(#[$if])* Rule::$name(_) => <$name as Update>::TAKES,)*
                     Rule::Frozen => &[],
                 }
             }
@@ -175,7 +207,7 @@ macro_rules! rules {
             /// Its name in settings.
             pub const fn name(&self) -> &'static str {
                 match self {
-                    $(Rule::$name(_) => <$name as Update>::NAME,)*
+                    $($(#[$if])* Rule::$name(_) => <$name as Update>::NAME,)*
                     Rule::Frozen => Self::FROZEN,
                 }
             }
@@ -183,7 +215,7 @@ macro_rules! rules {
             /// The tables that it keeps of a parameter.
             pub fn states(&self) -> &'static [State] {
                 match self {
-                    $(Rule::$name(rule) => rule.states(),)*
+                    $($(#[$if])* Rule::$name(rule) => rule.states(),)*
                     Rule::Frozen => &[],
                 }
             }
@@ -193,7 +225,7 @@ macro_rules! rules {
             /// [`Settings::corrections`]: crate::train::Settings::corrections
             pub fn corrections(&self, step: u64) -> [f32; 2] {
                 match self {
-                    $(Rule::$name(rule) => rule.corrections(step),)*
+                    $($(#[$if])* Rule::$name(rule) => rule.corrections(step),)*
                     Rule::Frozen => [1.0; 2],
                 }
             }
@@ -206,7 +238,22 @@ macro_rules! rules {
                 states: [Region; STATES],
             ) -> Result<(), OperationError> {
                 match self {
-                    $(Rule::$name(rule) => rule.emit(device, moved, states),)*
+                    $($(#[$if])* Rule::$name(rule) => rule.emit(device, moved, states),)*
+                    Rule::Frozen => Ok(()),
+                }
+            }
+
+            /// Moves one matrix.
+            #[cfg(feature = "compressed")]
+            fn emit_matrix(
+                &self,
+                device: &mut dyn Device,
+                moved: Moved,
+                states: [Region; STATES],
+                shape: [u32; 2],
+            ) -> Result<(), OperationError> {
+                match self {
+                    $($(#[$if])* Rule::$name(rule) => rule.emit_matrix(device, moved, states, shape),)*
                     Rule::Frozen => Ok(()),
                 }
             }

@@ -33,7 +33,7 @@ use crate::memory::{Dtype, Layers, Ledger, Region, Role, Section, Sections, Shar
 use crate::model::{Control, Parameter, Parameters};
 use crate::ops::{AllGather, AllToAll, PieceNorms, SquaredNorm, SumNorms, SumParts};
 use crate::train::Ranks;
-use outline::{Outlines, Range, outline};
+use outline::{Outlines, Range, outline, rows_of};
 use table::{COLUMNS, Table};
 
 /// Rows of a piece, which is never cut.
@@ -445,16 +445,22 @@ impl Shared {
             _ if self.share(section).own(first, rows).is_empty() => return None,
             _ => (section, 1, matrices),
         };
-        let stack = |table: Table, first| {
+        // Rows from one matrix to the next of those that belong to no layer.
+        let apart = rows / matrices.layers();
+        let strided = |table: Table, first, apart: u64| {
             let stride = match section {
                 Section::Layer(_) => table.stride * u64::from(every / table.every),
-                _ => u64::from(rows / matrices.layers()) * table.dtype.row_bytes(COLUMNS),
+                _ => apart * table.dtype.row_bytes(COLUMNS),
             };
             Stack { dtype: table.dtype, first: table.rows(section, first, rows).offset, stride: Some(stride) }
         };
-        let [momentum, squares] = core::array::from_fn(|i| Stack {
-            dtype: optimizer.state_dtype(group, i),
-            ..stack(self.states[i], kept[i])
+        let stack = |table, first| strided(table, first, apart.into());
+        let [momentum, squares] = core::array::from_fn(|i| {
+            let (table, dtype) = (self.states[i], optimizer.state_dtype(group, i));
+            // One process has what the rule keeps and no more.
+            let state = optimizer.of(group).rule.states().get(i).filter(|_| !self.ranks.shares());
+            let own = state.map(|state| rows_of(state.shape(matrices.shape()), dtype, table.dtype));
+            Stack { dtype, ..strided(table, kept[i], own.unwrap_or(apart.into())) }
         });
         Some(Place {
             group,

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use capful_core::compressed::BLOCK;
 use capful_core::memory::Stacked;
-use capful_core::model::{Capability, Parameters};
-use capful_core::optimizer::{Constants, Group, Learns, Optimizer, Recipe, Rule};
+use capful_core::model::{Capability, Parameter, Parameters};
+use capful_core::optimizer::{Constants, Group, Learns, Optimizer, Recipe, Rule, State};
 use capful_core::train::Averaging;
 use serde::{Deserialize, Serialize};
 
 use super::error::error;
-use super::{AnyFamily, Config, ConfigError, Masters, Precision, RUN_KEYS, RawConfig};
+use super::{AnyFamily, Config, ConfigError, Masters, Precision, RUN_KEYS, RawConfig, States};
 
 /// The name of a rule of update: its place in [`Rule::NAMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,19 +131,26 @@ impl GroupConfig {
     }
 }
 
-/// The groups of the parameters that `family` moves at the end of a step.
-fn groups_of(family: &AnyFamily) -> Vec<Group> {
-    let mut found = Vec::new();
-    let mut see = |p: &capful_core::model::Parameter| {
-        if p.learns == Learns::FromGradient && !found.contains(&p.group) {
-            found.push(p.group);
-        }
+/// Shows the parameters of `family`.
+fn each_parameter(family: &AnyFamily, mut show: impl FnMut(&Parameter)) {
+    let mut see = |p: &Parameter| {
+        show(p);
         Stacked::NOTHING
     };
     match family {
         AnyFamily::Transformer(model) => drop(model.parameters(&mut see)),
         AnyFamily::NeuroGen(model) => drop(model.parameters(&mut see)),
     }
+}
+
+/// The groups of the parameters that `family` moves at the end of a step.
+fn groups_of(family: &AnyFamily) -> Vec<Group> {
+    let mut found = Vec::new();
+    each_parameter(family, |p| {
+        if p.learns == Learns::FromGradient && !found.contains(&p.group) {
+            found.push(p.group);
+        }
+    });
     found
 }
 
@@ -317,7 +325,26 @@ impl Config {
                 return error(format!("--group {name}.{key}: {} takes no {key}", rule.name()));
             }
         }
-        Ok(())
+        self.require_whole_blocks(&family)
+    }
+
+    /// Refuses matrices whose rows are no whole blocks, where a rule keeps a number a row beside moments in 8 bits.
+    fn require_whole_blocks(&self, family: &AnyFamily) -> Result<(), ConfigError> {
+        let (optimizer, mut cut) = (self.optimizer(), None);
+        each_parameter(family, |p| {
+            let rule = optimizer.of(p.group).rule;
+            let by_sides = || rule.states().iter().any(|state| matches!(state, State::Sides(_)));
+            if optimizer.learns(p) && by_sides() && !(p.shape[1] as usize).is_multiple_of(BLOCK) {
+                cut = cut.or(Some((rule.name(), p.name, p.shape[1], p.group.name())));
+            }
+        });
+        match cut.filter(|_| self.states == States::EightBits) {
+            Some((rule, name, columns, group)) => error(format!(
+                "--states 8bit: {rule} keeps blocks of {BLOCK} columns, and {name} has {columns} of them; use --states f32, or \
+                 --group {group}.optimizer=adamw"
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Whether some group's rule takes the constant `key`.

@@ -135,7 +135,8 @@ keys! {
             warmup: u64, flag("N")
                 .shown("the preset's, as large a share of a shorter run, and at least 1 % of it")
                 .page("Steps of warm-up, see [above](#the-warm-up)");
-            /// How parameters are moved: adamw, sgd (with momentum), lion, or muon, which moves matrices and adamw the rest
+            /// How parameters are moved: adamw, sgd (with momentum), lion, muon, which moves matrices and adamw the rest, or
+            /// adamw_factored, which does so with tables too and keeps less
             optimizer: RuleName = RuleName::ADAMW, flag("RULE").quiet().by_preset()
                 .page("How parameters are moved, see [above](#the-optimizer)");
             /// Decay of matrices and tables

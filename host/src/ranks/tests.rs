@@ -47,6 +47,8 @@ const WHOLE: &str = "preset = 'pythia-tiny'\noptimizer = 'muon'\nmuon_row_norm =
                      heads = 3\nd_ff = 97\nhead_size = 24";
 const WHOLE_FACTOR: &str = "preset = 'yxanul-tiny'\noptimizer = 'muon'\n[model]\nlayers = 3\nd_model = 73\nheads = 3\n\
                             kv_heads = 1\nd_ff = 97\nhead_size = 26\nrank = 51\nbias = true";
+const FACTORED_MOMENTS: &str = "preset = 'pythia-tiny'\noptimizer = 'adamw_factored'\n[model]\nlayers = 3\nd_model = 72\n\
+                                heads = 3\nd_ff = 97\nhead_size = 24\nvalue_tables = 2\n[group.head]\noptimizer = 'adamw'";
 const QUICK: &str = "preset = 'quick-tiny'\n[model]\nlayers = 5";
 
 const EXACT: Run = Run { device: "cpu", model: UNTIED, exact: true, zero: 1, micro: 6, clip: 1.0 };
@@ -179,7 +181,8 @@ fn apart(a: &[u32], b: &[u32]) -> f64 {
 fn exact_ranks_have_the_bits_of_one_whatever_their_number() {
     let cases =
         [UNTIED, FACTORISED, MIXED].into_iter().flat_map(|model| ["cpu", "reference"].map(|device| (device, model)));
-    let whole = [("cpu", WHOLE), ("cpu", WHOLE_FACTOR), ("cpu", QUICK), ("reference", WHOLE)];
+    let whole =
+        [("cpu", WHOLE), ("cpu", WHOLE_FACTOR), ("cpu", QUICK), ("reference", WHOLE), ("cpu", FACTORED_MOMENTS)];
     for (device, model) in cases.chain(whole) {
         let run = Run { device, model, ..EXACT };
         let alone = train(run, 1);

@@ -1,7 +1,7 @@
 //! What a model's parameters take of the sections, and which neighbours in them are moved alike.
 
 use super::table::COLUMNS;
-use crate::memory::{Dtype, Ledger, Section, Sections, Slot, Stacked};
+use crate::memory::{Dtype, Ledger, Section, Sections, Stacked};
 use crate::model::{Parameter, Parameters};
 use crate::optimizer::learning::{RANGES, TOO_MANY};
 use crate::optimizer::matrices::Matrices;
@@ -11,6 +11,10 @@ use crate::optimizer::{Group, Learns, Optimizer};
 /// Why they do not share a model of other parameters, nor are its gradients released.
 const OTHER: &str = "ranks share parameters that learn at the end of a step and are of one type, and gradients are released of no \
                      others; this model has others";
+
+/// Why ranks do not share a matrix that is smaller than what its rule keeps of its rows and columns.
+const NARROW: &str = "ranks share as many bytes of each state as of all parameters, and the rule of some small matrix keeps more of its \
+                      rows and columns; use another rule for its group, or --states f32";
 
 /// Neighbours in a section that are moved alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -33,10 +37,9 @@ fn grains(shape: [u32; 2]) -> u64 {
     (rows * columns).div_ceil(COLUMNS.into())
 }
 
-/// Rows that a tensor of `slot` takes of a table whose rows are of type `table`: what is kept in f32 may lie among blocks of 8 bits.
-pub(super) fn rows_of(slot: &Slot, table: Dtype) -> u64 {
-    let [.., rows, columns] = slot.shape;
-    let bytes = grains([rows, columns]).saturating_mul(slot.dtype.row_bytes(COLUMNS));
+/// Rows that a tensor of this shape and type takes of a table whose rows are of type `table`: what is kept in f32 may lie among blocks of 8 bits.
+pub(super) fn rows_of([.., rows, columns]: [u32; 4], dtype: Dtype, table: Dtype) -> u64 {
+    let bytes = grains([rows, columns]).saturating_mul(dtype.row_bytes(COLUMNS));
     bytes.div_ceil(table.row_bytes(COLUMNS))
 }
 
@@ -126,8 +129,12 @@ pub(super) fn outline<M: Parameters>(
             let kept = core::array::from_fn(|i| {
                 let Some(state) = states.get(i) else { return first };
                 keeps[i] = true;
-                let each = rows_of(&state.slot(p, optimizer.states), optimizer.table_dtype(i));
+                let slot = state.slot(p, optimizer.states);
+                let each = rows_of(slot.shape, slot.dtype, optimizer.table_dtype(i));
                 let [packed, _] = of_states[i].add(p, section, each);
+                if !alone && each > grains(p.shape) {
+                    refused = Some(NARROW);
+                }
                 if alone { packed } else { first }
             });
             let matrices = optimizer.moves_whole(p).then(|| Matrices::of(p));

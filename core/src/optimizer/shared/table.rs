@@ -78,7 +78,7 @@ impl Table {
             }
             let (section, first, rows) = all.take(p);
             let Some(slot) = slot(p) else { return Stacked::NOTHING };
-            let packed = shown.add(p, section, rows_of(&slot, self.dtype));
+            let packed = shown.add(p, section, rows_of(slot.shape, slot.dtype, self.dtype));
             let [first, rows] = if space == Space::Shared { [first, rows] } else { packed };
             let offset = self.at(section).saturating_add(first.saturating_mul(self.dtype.row_bytes(COLUMNS)));
             // What lies behind the layers and begins where what lies before them does has its bytes.
