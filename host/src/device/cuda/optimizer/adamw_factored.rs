@@ -21,7 +21,7 @@ impl OnCuda for AdamWFactored {
         let [of_rows, inverse] = room.behind().map(|offset| start + offset);
         let [first, sides] = [cuda.address(self.first)?, cuda.address(self.sides)?];
         let (moved, launch) = cuda.moved(NAME, &self.moved, &[Some(self.first)])?;
-        let SidesRoom { band, bands, pieces, .. } = room;
+        let (SidesRoom { band, pieces, .. }, bands) = (room, room.bands());
         let arguments = AdamWFactoredArgs {
             moved,
             first,

@@ -59,10 +59,8 @@ impl CudaScratch for AdamWFactored {
 /// The scratch of AdamW with a factored moment: sums of squares, then one number.
 #[derive(Clone, Copy)]
 pub struct SidesRoom {
-    /// Rows of a band.
+    /// Rows of a band, of which there are the columns' sums.
     pub band: u32,
-    /// How many bands there are: of each the columns' sums.
-    pub bands: u32,
     /// How many pieces a row has, whose sums follow those of all bands.
     pub pieces: u32,
     shape: [u32; 2],
@@ -79,13 +77,18 @@ impl SidesRoom {
     pub fn of(shape: [u32; 2]) -> SidesRoom {
         let [rows, columns] = shape;
         let band = rows.div_ceil(Self::BANDS).max(Self::ROWS);
-        SidesRoom { band, bands: rows.div_ceil(band), pieces: columns.div_ceil(Self::PIECE), shape }
+        SidesRoom { band, pieces: columns.div_ceil(Self::PIECE), shape }
+    }
+
+    /// How many bands there are.
+    pub const fn bands(&self) -> u32 {
+        self.shape[0].div_ceil(self.band)
     }
 
     /// Where the rows' sums begin, and the number behind them, in bytes.
     pub const fn behind(&self) -> [u64; 2] {
         let [rows, columns] = self.shape;
-        let of_rows = 4 * self.bands as u64 * columns as u64;
+        let of_rows = 4 * self.bands() as u64 * columns as u64;
         [of_rows, of_rows + 4 * self.pieces as u64 * rows as u64]
     }
 
