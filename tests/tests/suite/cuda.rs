@@ -146,6 +146,31 @@ fn muon_trains_and_resumes_on_a_gpu_as_on_the_processor() {
 }
 
 #[test]
+fn factored_moments_train_and_resume_on_a_gpu_as_on_the_processor() {
+    let dir = directory();
+    let dir = dir.path();
+    let line = |on: &str, steps: u32, name: &str| {
+        let more = "--lr 0.01 --optimizer adamw_factored";
+        format!("train --json --device {on} {SMALL} {RUN} {more} --steps {steps} --out {name}")
+    };
+    let expected = loss(&host(dir, &line("cpu", 10, "processor")).ok());
+    for (name, precision, tolerance) in [
+        ("f32", "f32", 1e-5),
+        ("bf16", "bf16 --gradients bf16", 3e-3),
+        ("f24", "bf16 --masters f24", 3e-3),
+        ("alone", "bf16 --masters bf16", 1e-2),
+    ] {
+        let [whole, halves] = ["whole", "halves"].map(|part| format!("{name}-{part}"));
+        let on = format!("cuda --precision {precision}");
+        let found = loss(&host(dir, &line(&on, 10, &whole)).ok());
+        assert!((found / expected - 1.0).abs() <= tolerance, "{precision}: {found} and {expected}");
+        host(dir, &line(&format!("{on} --algorithms {whole}/plan.json"), 5, &halves)).ok();
+        host(dir, &format!("train --json --resume --steps 10 --out {halves}")).ok();
+        assert_same(dir, &whole, &halves, 10);
+    }
+}
+
+#[test]
 fn a_yxanul_trains_and_resumes_on_a_gpu_as_on_the_processor() {
     let dir = directory();
     let dir = dir.path();

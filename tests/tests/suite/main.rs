@@ -16,6 +16,7 @@ mod digests;
 mod docs;
 mod dropout;
 mod export;
+mod factored;
 #[cfg(target_os = "linux")]
 mod faults;
 mod files;

@@ -151,11 +151,12 @@ fn muon_goes_where_pytorchs_goes() {
 }
 
 /// Rules, or groups of rules, of which each keeps something else.
-const KINDS: [(&str, &str); 7] = [
+const KINDS: [(&str, &str); 8] = [
     ("muon", "--optimizer muon --cautious-decay"),
     ("rows", "--optimizer muon --muon-row-norm"),
     // A rank's norm is of other pieces, so that a clip has other last bits.
     ("apart", "--optimizer muon --set kv_heads=1 --set feed=swiglu --muon-momentum 0.9 --clip 0"),
+    ("factored", "--optimizer adamw_factored --group head.optimizer=adamw"),
     ("lion", "--optimizer lion --lr 5e-3 --beta2 0.99"),
     ("sgd", "--optimizer sgd --lr 0.05"),
     ("plain", "--optimizer sgd --momentum 0 --lr 0.5"),
@@ -236,6 +237,10 @@ fn a_rule_keeps_what_it_says_and_what_is_frozen_stays_as_it_was() {
     let table = 4 * 300u64.next_multiple_of(64) * 16;
     let [some, _] = plan("--group embedding.optimizer=frozen");
     assert!((gradients - table..gradients).contains(&some), "{some} of {gradients}");
+    // Of matrices and tables a number a row and a column of the padded table in place of the second moments.
+    let (table, sides) = (300 * 16, 320 + 16);
+    let kept = of_muon - 4 * (table * 2) + 4 * (rows + 16 + 16 + 16 + 32 + 2 * sides);
+    assert_eq!(plan("--optimizer adamw_factored"), [gradients, kept]);
 
     let (_, mixed) = KINDS[KINDS.len() - 1];
     host(dir, &format!("train {TINY} {mixed} --steps 3 --save-every 1 --keep 9 --out run")).ok();
@@ -259,6 +264,20 @@ fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
         ("--cautious-decay", "only muon takes it"),
         ("--muon-row-norm", "--muon-row-norm: only muon takes it"),
         ("--group embedding.optimizer=muon", "it moves matrices only, which are the group matrix"),
+        (
+            "--group vector.optimizer=adamw_factored",
+            "it moves matrices only, which are the groups matrix, embedding, head",
+        ),
+        (
+            "--preset neurogen-tiny --group synapse.optimizer=adamw_factored",
+            "it moves matrices only, which are the groups matrix, embedding, head",
+        ),
+        ("--optimizer adamw_factored --momentum 0.5", "adamw_factored takes no momentum"),
+        (
+            "--group embedding.optimizer=adamw_factored --states 8bit",
+            "--states 8bit: adamw_factored keeps blocks of 128 columns, and gpt_neox.embed_in.weight has 16 of them; use \
+             --states f32, or --group embedding.optimizer=adamw",
+        ),
         ("--momentum 0.5", "adamw takes no momentum"),
         ("--optimizer sgd --beta1 0.5", "sgd takes no beta1"),
         ("--group vector.optimizer=frozen", "biases and gains always learn"),

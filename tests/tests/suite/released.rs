@@ -197,6 +197,12 @@ fn a_gpu_releases_gradients_to_the_same_bits() {
         ("yxanul-tiny", "--set rank=16 --precision fp8"),
         ("pythia-tiny", "--set heads=2 --precision bf16"),
         ("pythia-tiny", "--set heads=2 --precision bf16 --gradients bf16"),
+        ("pythia-tiny", "--set heads=2 --precision bf16 --gradients bf16 --masters f24 --optimizer adamw_factored"),
+        (
+            "yxanul-tiny",
+            "--set d_model=128 --set d_ff=128 --set rank=128 --precision bf16 --gradients bf16 --states 8bit \
+             --optimizer adamw_factored",
+        ),
     ]) {
         let line = format!("{SMALL} {MODEL} --set layers=2 --preset {preset} --device cuda {more} --steps 3");
         let [kept, released] = ["kept", "released"].map(|name| format!("{name}-{i}"));

@@ -126,6 +126,32 @@ fn states_of_a_checkpoint_become_those_of_the_run() {
     }
 }
 
+/// Momenta in 8 bits beside moments of rows and columns, which stay f32: on 128 columns.
+#[test]
+fn moments_of_rows_and_columns_go_on_beside_momenta_in_8_bits() {
+    let dir = directory();
+    let wide = "--set d_model=128 --set d_ff=128 --optimizer adamw_factored";
+    let schedule = RUN.replace("--lr 0.01", "--lr 2e-3");
+    let run = |more: &str| host(dir.path(), &format!("train --preset pythia-tiny {TINY} {schedule} {more}")).ok();
+    run(&format!("{wide} --steps 40 --out f32"));
+    run(&format!("{wide} --steps 40 --states 8bit --threads 1 --out coded"));
+    run(&format!("{wide} --steps 15 --states 8bit --threads 2 --ema 0.9 --out parts"));
+    host(dir.path(), "train --resume --steps 40 --threads 2 --out parts").ok();
+    for part in ["model.safetensors", "optimizer.safetensors"] {
+        let [whole, parts] = ["coded", "parts"].map(|what| file(&dir.path().join(what), 40, part));
+        assert!(whole == parts, "{part}");
+    }
+    let kept = safetensors::read(&dir.path().join("coded/checkpoint-00000040/optimizer.safetensors"));
+    let name = "gpt_neox.layers.0.attention.query_key_value.weight";
+    assert_eq!(kept[&format!("first_moment.{name}")].bytes.len(), 3 * 128 * BYTES);
+    assert_eq!(kept[&format!("row_column_square.{name}")].numbers().len(), 3 * 128 + 128);
+    assert!(!kept.contains_key(&format!("second_moment.{name}")));
+    let [(exact, _), (coded, _)] = ["f32", "coded"].map(|what| losses(dir.path(), what));
+    let mean = |all: &[f64]| all[all.len() - 10..].iter().sum::<f64>() / 10.0;
+    assert!(mean(&exact) < exact[0] - 0.5 && exact != coded, "{exact:?}");
+    assert!((mean(&coded) / mean(&exact) - 1.0).abs() < 0.01, "{} and {}", mean(&coded), mean(&exact));
+}
+
 /// Bytes of the roles that training keeps, by `host plan`.
 fn bytes(flags: &str) -> f64 {
     let dir = directory();
@@ -154,6 +180,13 @@ fn adamw_keeps_7_bytes_a_parameter() {
     near(bytes("--states 8bit") / all, (6.0 + 2.0 * 132.0 / 128.0) / 14.0);
     near(bytes("--states 8bit --masters f24") / all, (5.0 + 2.0 * 132.0 / 128.0) / 14.0);
     near(bytes("--states 8bit --masters bf16") / all, (4.0 + 2.0 * 132.0 / 128.0) / 14.0);
+    // A number a row and a column of a layer's matrices and of the padded tables in place of 1.03 bytes an element.
+    let (matrices, tables) = (6 * (4 + 8) * 512 * 512, 2 * 10_048 * 512);
+    let sides = 6 * ((1536 + 512) + (512 + 512) + 2 * (2048 + 512)) + 2 * (10_048 + 512);
+    let parameters = f64::from(6 * (12 * 512 * 512 + 13 * 512) + 1024 + 2 * 10_000 * 512);
+    let [all, factored] = ["", " --optimizer adamw_factored"].map(|more| bytes(&format!("--states 8bit{more}")));
+    let less = f64::from(matrices + tables) * 132.0 / 128.0 - f64::from(4 * sides);
+    near((all - factored) * parameters / less, 1.0);
     let of_matrices = "--states 8bit --masters f24 --optimizer muon";
     assert!(bytes(of_matrices) < bytes("--states 8bit --masters f24") - 0.3);
 }
