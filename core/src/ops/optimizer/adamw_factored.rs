@@ -90,6 +90,9 @@ impl Operation for AdamWFactored {
     const NAME: &'static str = "adamw_factored";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        if !cfg!(feature = "compressed") {
+            return;
+        }
         let moved = &self.moved;
         visit(Operand::update("weight", moved.weight));
         moved.remainder.into_iter().for_each(|r| visit(Operand::update("remainder", r).remainders()));
@@ -101,6 +104,9 @@ impl Operation for AdamWFactored {
     }
 
     fn validate(&self) -> Result<(), OperationError> {
+        if !cfg!(feature = "compressed") {
+            return Err(self.misfit("first"));
+        }
         let (moved, n, [rows, columns]) = (&self.moved, self.moved.weight.elements(), self.shape);
         self.expect(n >= self.elements() && rows > 0 && columns > 0, "weight")?;
         let bf16 = moved.weight.dtype == Dtype::Bf16;
@@ -119,9 +125,9 @@ impl Operation for AdamWFactored {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        // Chips' programs have no rule that emits it.
+        // A build without it has none of what follows.
         if !cfg!(feature = "compressed") {
-            return Err(OperationError::Unsupported("this build has no factored moments"));
+            return Err(self.misfit("first"));
         }
         let moved = &self.moved;
         let [mut weight, mut remainder, gradient, mut first, mut none, mut sides, settings, results] =
