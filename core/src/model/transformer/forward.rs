@@ -125,6 +125,8 @@ impl Pass<'_> {
     }
 
     /// The input of layer `l`, and the output of the one before.
+    // A chip has it once.
+    #[inline(never)]
     pub fn input(&self, l: u32) -> Region {
         if self.again { self.forward.x.kept(l) } else { self.forward.x.at(l) }
     }

@@ -88,6 +88,8 @@ pub(super) struct Forward {
 impl Forward {
     /// [batch, seq_len, d_model]: x after attention was added in layer `l`. Of parallel branches, or in no training, the slot
     /// of the layer's output.
+    // A chip has it once.
+    #[inline(never)]
     pub fn mid(&self, l: u32) -> Region {
         self.mid.map_or_else(|| self.x.at(l + 1), |mid| mid.at(l))
     }

@@ -219,7 +219,7 @@ mod tests {
 
     /// The gradient of a step: none of some rows and of a column in some steps, and of unlike sizes.
     fn gradient(step: usize, i: usize, j: usize) -> f32 {
-        let none = (i + step) % 3 == 0 || (j, step) == (4, 1);
+        let none = (i + step).is_multiple_of(3) || (j, step) == (4, 1);
         if none { 0.0 } else { ((i * 31 + j * j + 7 * step) as f32 * 0.3).sin() / (1 + 3 * i + j) as f32 }
     }
 
@@ -277,7 +277,7 @@ mod tests {
         let adamw = AdamW { moved, first, second, beta1: op.beta1, beta2: op.beta2, eps: op.eps };
         for step in 0..5 {
             let [a, o] = [|i: usize| 0.1 + i as f32, |j: usize| 2.0 - 0.07 * j as f32];
-            let sign = |at: usize| if (at * at + step) % 3 == 0 { -1.0 } else { 1.0 };
+            let sign = |at: usize| if (at * at + step).is_multiple_of(3) { -1.0 } else { 1.0 };
             let size = (step as f32 * 1.7).sin();
             let g: [f32; ALL] = core::array::from_fn(|at| sign(at) * a(at / N) * o(at % N) * size);
             b.set(moved.gradient, &g);
