@@ -62,7 +62,10 @@ fn fits_in_tier(config: &Config, tier: &Config, machine: &Machine, budget: u64) 
             changed.recompute = recompute;
             let smaller = smaller(&mut changed, tokens);
             changed.chunk = config.chunk.min(u32::try_from(tokens).unwrap_or(u32::MAX));
-            if let Ok(tried) = Plan::of(&changed, machine) {
+            // A gradient in bf16 is the sum of few parts.
+            if changed.validate().is_ok()
+                && let Ok(tried) = Plan::of(&changed, machine)
+            {
                 let needed = tried.needed_bytes;
                 if needed <= budget {
                     return Ok((changed, needed));

@@ -316,6 +316,24 @@ mod tests {
         assert!(refused.contains("; --states 8bit --masters f24") && refused.contains(" fits ("), "{refused}");
     }
 
+    /// What is advised is a run: 512 micro-batches would be more parts than a gradient in bf16 may be the sum of.
+    #[test]
+    fn no_run_is_advised_that_would_be_refused() {
+        let text = format!("preset = 'pythia-70m'\n{SMALL}\ngradients = 'bf16'\n").replace("size = 4", "size = 512");
+        for mib in [800, 900, 1000, 1200, 2000] {
+            let (config, _) = settle(&format!("{text}budget = '{mib}MiB'"));
+            let machine = Machine::of(&config).unwrap();
+            let refused = Plan::of(&config, &machine).unwrap().require_fit(&config, &machine).unwrap_err().to_string();
+            if let Some((flags, _)) = refused.split_once("; --").and_then(|(_, advice)| advice.split_once(" fits (")) {
+                // Over what was written.
+                let mut table: toml::Table = toml::from_str(&text).unwrap();
+                table.extend(toml::from_str::<toml::Table>(&in_file(&format!("--{flags}"))).unwrap());
+                let advised = Plan::settle(table.try_into().unwrap(), 0);
+                assert!(advised.is_ok(), "{mib}: {flags}: {advised:?}");
+            }
+        }
+    }
+
     #[test]
     fn what_is_written_stays_and_what_else_is_fitted_is_fitted_to_a_tier() {
         let text = format!("preset = 'pythia-70m'\n{SMALL}\nstates = 'auto'\n");
