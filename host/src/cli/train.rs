@@ -19,7 +19,7 @@ use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::watched::{Lines, Watched, served};
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle_beside, work};
-use crate::config::{Config, ConfigError, Device, IMPORTED, RawConfig, Span, human_bytes};
+use crate::config::{Config, ConfigError, Device, IMPORTED, RawConfig, Span, States, human_bytes};
 use crate::data::corpus::{Corpus, Drawn};
 use crate::data::coverage;
 use crate::data::validation::ValidationSet;
@@ -437,10 +437,13 @@ impl Job<'_> {
         let stop = team.stop()?;
         let turned = resume.as_ref().and_then(|(from, _)| checkpoint::other_states(from, &session.laid.lasting));
         if let Some(was) = turned {
+            let (here, rounded) = match config.states {
+                States::F32 => ("f32", ""),
+                States::EightBits => ("8bit", ", rounded to its codes"),
+            };
             tell!(
-                "{}: the checkpoint has the optimizer's states in {was}, this run in {}: they are turned into it, rounded once",
-                name::called(),
-                config.states.name()
+                "{}: the checkpoint has the optimizer's states in {was}, this run in {here}: they are turned into it{rounded}",
+                name::called()
             );
         }
         let trainer = Trainer::new(config, session, corpus, &validation.set, dir, resume, model_config, stop, begun);

@@ -208,14 +208,6 @@ impl From<States> for StatesChoice {
 }
 
 impl States {
-    /// The name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            States::F32 => "f32",
-            States::EightBits => "8bit",
-        }
-    }
-
     /// The core's.
     pub const fn core(self) -> optimizer::States {
         match self {

@@ -594,7 +594,7 @@ fn put(numbers: impl Iterator<Item = f32>, region: Region, written: &mut [u8]) {
 
 /// Whether little-endian numbers of type `dtype` are finite: not all bits of an exponent are set. Other than f32, f16 and
 /// bf16 everything is.
-fn all_finite(bytes: &[u8], dtype: FileDtype) -> bool {
+pub(super) fn all_finite(bytes: &[u8], dtype: FileDtype) -> bool {
     // Without an early end, so that it is done by vectors.
     let halves = |mask: u16| {
         let words = bytes.as_chunks().0.iter().map(|x| u16::from_le_bytes(*x) & mask);

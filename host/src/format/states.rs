@@ -5,11 +5,11 @@ use capful_core::memory::{Dtype, Entry, Region};
 use capful_core::optimizer::{Constants, Rule, State};
 use safetensors::Dtype as FileDtype;
 
-use super::safetensors::{TensorFile, TensorFileError, file_shape};
+use super::safetensors::{TensorFile, TensorFileError, all_finite, file_shape};
 use crate::device::Storage;
 
-/// Blocks that are turned at once.
-const AT_ONCE: u64 = 1024;
+/// Bytes of the staging that a block takes, in both types.
+const PIECE: usize = BYTES + 4 * BLOCK;
 
 /// Whether rules keep numbers that are never negative under names that begin so.
 fn are_squares(prefix: &str) -> bool {
@@ -73,36 +73,38 @@ pub fn read_into(
     let (others, same): (Vec<Entry>, Vec<Entry>) = entries.iter().partition(|entry| is_other(file, entry));
     file.read_into(&same, device, staging)?;
     others.iter().try_for_each(|entry| match entry.slot.dtype {
-        Dtype::F32 => unpack(file, entry, device),
-        _ => pack(file, entry, device),
+        Dtype::F32 => unpack(file, entry, device, staging),
+        _ => pack(file, entry, device, staging),
     })
 }
 
 /// Reads blocks into a table in f32.
-fn unpack(file: &mut TensorFile, entry: &Entry, device: &mut dyn Storage) -> Result<(), TensorFileError> {
-    let (code, bytes) = (code(entry), BYTES as u64);
-    let mut blocks = vec![[0; BYTES]; AT_ONCE as usize];
+fn unpack(
+    file: &mut TensorFile,
+    entry: &Entry,
+    device: &mut dyn Storage,
+    staging: &mut [u8],
+) -> Result<(), TensorFileError> {
+    let (code, at_once) = (code(entry), staging.len() / PIECE);
+    let (blocks, values) = staging.split_at_mut(at_once * BYTES);
+    let blocks = blocks.as_chunks_mut::<BYTES>().0;
     let mut numbers = [0.0; BLOCK];
     for (layer, (name, stored)) in (0..).zip(other(entry).tensors()) {
         let (whole, name) = (entry.place.at(layer), name.to_string());
-        let mut first = 0;
-        while first < u64::from(stored.rows()) {
-            let here = &mut blocks[..AT_ONCE.min(u64::from(stored.rows()) - first) as usize];
-            file.read_part(&name, first * bytes, here.as_flattened_mut())?;
-            let mut values = Vec::with_capacity(here.len() * BLOCK * 4);
-            for block in &*here {
-                code.unpack(block, &mut numbers);
-                numbers.iter().for_each(|x| values.extend(x.to_le_bytes()));
-            }
+        for first in (0..u64::from(stored.rows())).step_by(at_once) {
+            let here = &mut blocks[..(at_once as u64).min(u64::from(stored.rows()) - first) as usize];
+            file.read_part(&name, first * BYTES as u64, here.as_flattened_mut())?;
             if !here.iter().all(scale_is_finite) {
                 return Err(file.not_finite(&name));
             }
-            let (begin, left) = (first * BLOCK as u64, whole.elements() - first * BLOCK as u64);
-            let count = left.min((here.len() * BLOCK) as u64);
-            values.truncate(4 * count as usize);
+            for (block, values) in here.iter().zip(values.chunks_exact_mut(4 * BLOCK)) {
+                code.unpack(block, &mut numbers);
+                values.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, x)| *to = x.to_le_bytes());
+            }
+            let begin = first * BLOCK as u64;
+            let count = (whole.elements() - begin).min((here.len() * BLOCK) as u64);
             let piece = Region { offset: whole.offset + 4 * begin, shape: [1, 1, 1, count as u32], ..whole };
-            device.write(piece, &values)?;
-            first += here.len() as u64;
+            device.write(piece, &values[..4 * count as usize])?;
         }
     }
     Ok(())
@@ -114,31 +116,43 @@ fn scale_is_finite(block: &Block) -> bool {
 }
 
 /// Reads f32 into a table of blocks. Blocks go on where a tensor of the table ends and the next one begins.
-fn pack(file: &mut TensorFile, entry: &Entry, device: &mut dyn Storage) -> Result<(), TensorFileError> {
-    let (code, whole) = (code(entry), other(entry));
-    let (mut values, mut bytes) = (vec![0.0; AT_ONCE as usize * BLOCK], Vec::new());
+fn pack(
+    file: &mut TensorFile,
+    entry: &Entry,
+    device: &mut dyn Storage,
+    staging: &mut [u8],
+) -> Result<(), TensorFileError> {
+    let (code, whole, at_once) = (code(entry), other(entry), staging.len() / PIECE);
+    let (blocks, values) = staging.split_at_mut(at_once * BYTES);
+    let blocks = blocks.as_chunks_mut::<BYTES>().0;
     for (layer, (_, stored)) in (0..).zip(entry.tensors()) {
         let parts = whole.tensors().filter(|(name, _)| name.layer() == layer);
-        let mut parts = parts.map(|(name, region)| (name.to_string(), region.elements()));
+        let mut parts = parts.map(|(name, region)| (name.to_string(), region.bytes()));
         let mut part = parts.next();
         let mut done = 0;
-        for first in (0..stored.rows()).step_by(AT_ONCE as usize) {
-            let count = (stored.rows() - first).min(AT_ONCE as u32);
-            let here = &mut values[..count as usize * BLOCK];
+        for first in (0..stored.rows()).step_by(at_once) {
+            let here = &mut blocks[..(stored.rows() - first).min(at_once as u32) as usize];
+            let values = &mut values[..here.len() * BLOCK * 4];
             // What is behind the last number stays 0.
-            here.fill(0.0);
+            values.fill(0);
             let mut filled = 0;
-            while let Some((name, elements)) = part.as_ref().filter(|_| filled < here.len()) {
-                let more = (elements - done).min((here.len() - filled) as u64) as usize;
-                file.read_numbers(name, done, &mut here[filled..filled + more], &mut bytes)?;
+            while let Some((name, bytes)) = part.as_ref().filter(|_| filled < values.len()) {
+                let more = (bytes - done).min((values.len() - filled) as u64) as usize;
+                let read = &mut values[filled..filled + more];
+                file.read_part(name, done, read)?;
+                if !all_finite(read, FileDtype::F32) {
+                    return Err(file.not_finite(name));
+                }
                 (filled, done) = (filled + more, done + more as u64);
-                if done == *elements {
+                if done == *bytes {
                     (part, done) = (parts.next(), 0);
                 }
             }
-            let mut blocks = vec![[0; BYTES]; count as usize];
-            here.as_chunks().0.iter().zip(&mut blocks).for_each(|(numbers, block)| code.pack(numbers, block));
-            device.write(stored.slice_rows(first, count), blocks.as_flattened())?;
+            for (values, block) in values.chunks_exact(4 * BLOCK).zip(&mut *here) {
+                let numbers = values.as_chunks().0;
+                code.pack(&std::array::from_fn(|i| f32::from_le_bytes(numbers[i])), block);
+            }
+            device.write(stored.slice_rows(first, here.len() as u32), here.as_flattened())?;
         }
     }
     Ok(())
