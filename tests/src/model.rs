@@ -67,6 +67,18 @@ pub fn assert_gradients(what: &str, got: &Tensors, expected: &Tensors, tolerance
     }
 }
 
+/// Every matrix is off by at most `tolerance` of how far it moved from where it was `before`. Of vectors, biases of keys have no
+/// gradient but rounding, which AdamW makes a step of.
+#[track_caller]
+pub fn assert_moved(what: &str, before: &Tensors, got: &Tensors, expected: &Tensors, tolerance: f64) {
+    for (name, got) in got.iter().filter(|(name, _)| expected[*name].is_matrix()) {
+        let (before, expected) = (&before[name].data, &expected[name].data);
+        let distance = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
+        let (off, moved) = (distance(&got.data, expected), distance(expected, before));
+        assert!(off <= tolerance * moved, "{what}, {name}: off by {off:e} of {moved:e}");
+    }
+}
+
 /// An oracle that the core has a family for.
 pub trait Peer: Oracle {
     /// The core's model of the oracle's sizes, over `context` positions.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use capful_core::model::Recompute;
 use capful_core::optimizer::{AdamWFactored, Group, Recipe, Rule};
-use capful_tests::model::{Model, devices, optimizer, tokens};
+use capful_tests::model::{Model, assert_moved, devices, optimizer, tokens};
 use capful_tests::oracle::Batch;
 use capful_tests::oracle::ops::{AdamW, adamw};
 use capful_tests::oracle::tensor::{Tensors, norm, zeros_like};
@@ -104,13 +104,7 @@ fn three_steps_are_the_oracles() {
             for step in 1..=STEPS {
                 model.step(step, LR, batch);
             }
-            // Biases of keys have no gradient but rounding, which AdamW makes a step of.
-            for (name, found) in model.tensors("").into_iter().filter(|(name, _)| expected[name].is_matrix()) {
-                let (before, expected) = (&weights[&name].data, &expected[&name].data);
-                let size = |x: &[f64]| x.iter().zip(before).map(|(x, w)| (x - w) * (x - w)).sum::<f64>().sqrt();
-                let off: f64 = found.data.iter().zip(expected).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
-                assert!(off <= 1e-3 * size(expected), "{device}, {name}: off by {off:e} of {:e}", size(expected));
-            }
+            assert_moved(device, &weights, &model.tensors(""), &expected, 1e-3);
             assert!(model.tensors("second_moment.").keys().all(|name| !weights[name].is_matrix()));
             for (name, found) in model.tensors("row_column_square.") {
                 let Sides { rows, columns } = &kept[&matrix(&name)];

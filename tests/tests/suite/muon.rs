@@ -2,7 +2,7 @@
 
 use capful_core::model::Recompute;
 use capful_core::optimizer::{Group, Muon, Recipe, Rule};
-use capful_tests::model::{Model, devices, optimizer, tokens};
+use capful_tests::model::{Model, assert_moved, devices, optimizer, tokens};
 use capful_tests::oracle::Batch;
 use capful_tests::oracle::ops::{AdamW, adamw};
 use capful_tests::oracle::tensor::{Tensor, Tensors, norm, zeros_like};
@@ -134,13 +134,7 @@ fn agree(row_norm: bool) {
             for step in 1..=STEPS {
                 model.step(step, LR, batch);
             }
-            // Biases of keys have no gradient but rounding, which AdamW makes a step of.
-            for (name, found) in model.tensors("").into_iter().filter(|(name, _)| expected[name].is_matrix()) {
-                let (before, expected) = (&weights[&name].data, &expected[&name].data);
-                let size = |x: &[f64]| x.iter().zip(before).map(|(x, w)| (x - w) * (x - w)).sum::<f64>().sqrt();
-                let off: f64 = found.data.iter().zip(expected).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
-                assert!(off <= 2e-3 * size(expected), "{device}, {name}: off by {off:e} of {:e}", size(expected));
-            }
+            assert_moved(device, &weights, &model.tensors(""), &expected, 2e-3);
             let kept = model.tensors("row_square.");
             assert_eq!(!kept.is_empty(), row_norm);
             for (name, found) in kept {

@@ -166,12 +166,7 @@ mod tests {
 
     use super::*;
     use crate::config::Recompute;
-
-    fn config(text: &str) -> (Config, Machine) {
-        let config = Config::resolve(toml::from_str(text).unwrap()).unwrap();
-        let machine = Machine::of(&config).unwrap();
-        (config, machine)
-    }
+    use crate::plan::recompute::tests::config;
 
     #[test]
     fn the_cheapest_choice_that_fits_is_found() {

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::config::{AnyFamily, ModelConfig};
 
-    fn config(text: &str) -> (Config, Machine) {
+    pub(super) fn config(text: &str) -> (Config, Machine) {
         let config = Config::resolve(toml::from_str(text).unwrap()).unwrap();
         let machine = Machine::of(&config).unwrap();
         (config, machine)
