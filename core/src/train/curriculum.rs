@@ -29,6 +29,16 @@ impl Stage {
     pub const fn step_tokens(&self) -> u64 {
         self.micro_tokens() * self.accumulate as u64
     }
+
+    /// Batches of a block of streams: as many as `span` tokens of a row take, at least one.
+    pub fn batches_in(&self, span: u32) -> u64 {
+        u64::from((span / self.seq_len.max(1)).max(1))
+    }
+
+    /// Tokens of the largest block of streams of `stages`.
+    pub fn largest_block(stages: &[Stage], span: u32) -> u64 {
+        stages.iter().map(|stage| stage.micro_tokens() * stage.batches_in(span)).max().unwrap_or(0)
+    }
 }
 
 /// Why stages are no curriculum. Periods are counted from 1.

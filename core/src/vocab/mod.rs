@@ -22,6 +22,9 @@ pub const EOS: u32 = 3;
 /// The texts of the special ids, in the order of the ids. Every vocabulary of ours starts with them.
 pub const SPECIALS: [&str; 4] = ["<pad>", "<unk>", "<bos>", "<eos>"];
 
+/// Number of ids of a vocabulary of bytes: the special ids and 256.
+pub const BYTE_IDS: u32 = SPECIALS.len() as u32 + 256;
+
 /// All bytes in their order: the bytes of the tokens of a vocabulary of bytes.
 pub static BYTES: [u8; 256] = {
     let mut all = [0; 256];

@@ -1,5 +1,6 @@
 //! `host bench`.
 
+use capful_base::human_bytes;
 use std::path::PathBuf;
 
 use serde_json::json;
@@ -8,7 +9,7 @@ use super::output::say;
 use super::train::within_budget;
 use super::{Failure, RunFlags, request, say_warnings, settle, work};
 use crate::allocations;
-use crate::config::{Config, human_bytes};
+use crate::config::Config;
 use crate::device::{AnyProfile, DeviceError};
 use crate::plan::{Machine, Plan, memory};
 use crate::run::Session;
@@ -55,7 +56,7 @@ impl Bench {
         if let Some(number) = self.stage.or(Some(config.stage.len()).filter(|&n| n > 0)) {
             config = config.only(number)?;
         }
-        let profile = AnyProfile::of(&config)?;
+        let profile = crate::plan::profile(&config)?;
         self.time(&config, &machine, &profile, timed)
     }
 

@@ -9,12 +9,12 @@ use super::suggest::distinct;
 use super::{Failure, request, stop, work};
 use crate::config::{ConfigError, RawConfig, Span};
 use crate::run::claim::Claim;
-use crate::run::course::{counted, grouped, lasting};
 use crate::run::metrics;
 use crate::run::sweep::{Child, Planned, Schedule, take_ended};
 use crate::suggest::anchor::{Rung, anchor, own, rungs};
 use crate::suggest::law::Course;
 use crate::suggest::{Candidate, FEWEST, Means, Recipe, Shape};
+use capful_base::words::{counted, duration, grouped};
 
 /// Seconds that a short run takes beside its steps, on a CPU and on a GPU, where several share it.
 const BESIDE: [f64; 2] = [1.5, 4.0];
@@ -58,7 +58,7 @@ pub(super) fn calibrate(candidates: &mut [Candidate], means: &Means<'_>, span: f
         request(format_args!(
             "--calibrate {} is too short: a run of {FEWEST} steps takes about {} here and two are the fewest; give {} or more",
             Span(span),
-            lasting(least(2)),
+            duration(least(2)),
             Span((2.0 * least(2)).ceil())
         ))
     })?;
@@ -90,7 +90,7 @@ fn climb(
         }
         chosen.truncate(rung.runs);
         let runs = counted(chosen.len() as u64, "run");
-        tell!("calibrating on this text: {runs} of about {} each", lasting(rung.seconds));
+        tell!("calibrating on this text: {runs} of about {} each", duration(rung.seconds));
         done.extend(room.train(&chosen, number, *rung)?);
         learn(candidates, &done, seconds);
         // In their new order, by the lengths that are best for them now.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::{Failure, work};
 use crate::config::{Config, RawConfig};
 use crate::data::tokenizer::Tokenizer;
-use crate::format::hugging_face::{Card, Recipe};
+use crate::format::hugging_face::{Card, Recipe, Score};
 use crate::run::checkpoint::{TrainerState, Weights};
 use crate::run::history::{Change, History};
 use crate::run::metrics::{self, EvalMetrics};
@@ -38,7 +38,13 @@ pub(super) fn of_run(
         tokenizer_size: tokenizer.vocab_size(),
         step,
         tokens: state.map(|state| state.tokens),
-        score,
+        score: score.map(|score| Score {
+            step: score.step,
+            loss: score.val_loss,
+            standard_error: score.val_loss_se,
+            bits_per_byte: score.val_bits_per_byte,
+            tokens: score.val_tokens,
+        }),
         averaging,
         trained_by: state.map(|state| state.version.clone()).filter(|version| !version.is_empty()),
     })

@@ -1,5 +1,6 @@
 //! `host chat`.
 
+use capful_base::human_bytes;
 use std::fs;
 use std::io::{self, BufRead, Write as _};
 use std::path::Path;
@@ -9,7 +10,7 @@ use super::output::{part, say, tell};
 use super::sampling::{Sampling, Settings};
 use super::trained::TrainedFlags;
 use super::{Failure, request, work};
-use crate::config::{Config, human_bytes};
+use crate::config::Config;
 use crate::data::conversation::ChatTemplate;
 use crate::data::conversation::messages::message;
 use crate::data::conversation::turn::{self, TurnError};

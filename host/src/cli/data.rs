@@ -1,5 +1,6 @@
 //! `host data`.
 
+use capful_base::human_bytes;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +11,6 @@ use super::opened::encoded;
 use super::output::{say, tell};
 use super::reading::Reading;
 use super::{Failure, request, work};
-use crate::config::human_bytes;
 use crate::data::ahead;
 use crate::data::conversation::ChatTemplate;
 use crate::data::corpus::CorpusError;

@@ -1,11 +1,11 @@
 //! `host doctor`.
 
+use capful_base::human_bytes;
 use serde_json::json;
 
 use super::Failure;
 use super::output::say;
 use crate::allocations;
-use crate::config::human_bytes;
 use crate::device::cuda::{Description, Gpu, describe};
 use crate::plan::memory::Free;
 

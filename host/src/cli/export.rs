@@ -1,5 +1,6 @@
 //! `host export`.
 
+use capful_base::human_bytes;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -10,15 +11,15 @@ use serde_json::json;
 use super::output::{say, tell};
 use super::trained::Which;
 use super::{Failure, request, stop};
-use crate::config::{self, AnyFamily, ByteSize, Config, human_bytes};
+use crate::config::{self, AnyFamily, ByteSize, Config};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Stored};
-use crate::format::firmware;
+
 use crate::format::gguf;
 use crate::format::hugging_face;
 use crate::run::base::Base;
 use crate::run::checkpoint::{self, TrainerState};
-use crate::run::{directory, generation};
+use crate::run::{self, directory, generation};
 
 /// Most bytes of a file of weights where nothing is asked for.
 const SHARD: u64 = 5_000_000_000;
@@ -191,7 +192,7 @@ impl Export {
     fn firmware(&self, start: Instant) -> Result<(), Failure> {
         let weights = self.weights::<config::Weights>("firmware")?.and_then(config::Weights::integer);
         let of = (&*self.dir, checkpoint::Weights::averaged(self.averaged));
-        let made = firmware::export(of, &self.out, weights, self.context, !self.no_tokenizer)?;
+        let made = run::firmware::export(of, &self.out, weights, self.context, !self.no_tokenizer)?;
         tell!("{}: the model needs {} bytes of storage to speak", crate::name::called(), made.sizes.arena);
         let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let files: Files = made.files.iter().map(|(path, bytes)| (name(path), *bytes)).collect();

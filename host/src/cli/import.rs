@@ -1,5 +1,6 @@
 //! `host import`.
 
+use capful_base::human_bytes;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -7,7 +8,8 @@ use serde_json::json;
 
 use super::output::say;
 use super::{Failure, request, stop, work};
-use crate::config::{Config, RawConfig, absolute, count, human_bytes};
+use crate::config::{Config, RawConfig, absolute, count};
+use crate::data::found;
 use crate::data::tokenizer;
 use crate::disk;
 use crate::format::hugging_face;
@@ -112,10 +114,10 @@ fn described(origin: &Origin, context: Option<u32>) -> Result<Config, Failure> {
         raw.set.push(format!("context={positions}"));
         raw.seq_len = Some(positions.min(SCORED));
     }
-    let config = Config::resolve(raw.clone())?;
+    let config = found::resolve(raw.clone())?;
     origin.require(&config)?;
     let seq_len = config.context().min(SCORED);
-    Ok(Config::resolve(RawConfig { seq_len: Some(seq_len), ..raw })?)
+    Ok(found::resolve(RawConfig { seq_len: Some(seq_len), ..raw })?)
 }
 
 fn failure(error: CheckpointError) -> Failure {

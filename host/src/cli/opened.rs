@@ -1,12 +1,13 @@
 //! The data of a run: opened, told of, and what it decides of the run's length.
 
+use capful_base::human_bytes;
 use std::path::Path;
 
 use capful_core::train::Curriculum;
 
 use super::output::tell;
 use super::{Failure, request, work};
-use crate::config::{Cache, Config, human_bytes};
+use crate::config::{Cache, Config};
 use crate::data::corpus::{self, Corpus, CorpusError};
 use crate::data::error::SourceError;
 use crate::data::shards::build::Event;

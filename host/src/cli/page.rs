@@ -1,14 +1,15 @@
 //! `host report`.
 
+use capful_base::human_bytes;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use super::output::say;
 use super::{Failure, request, work};
-use crate::config::{ConfigError, human_bytes};
-use crate::run::course::counted;
+use crate::config::ConfigError;
 use crate::{disk, regular, report};
+use capful_base::words::counted;
 
 /// Flags of `host report`.
 #[derive(Debug, clap::Args)]

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use super::output::{fitting, say};
 use super::{Failure, RunFlags, request, settle, work};
+use crate::config::Link;
 use crate::config::{Config, ConfigError, RawConfig, StatesChoice, Weights};
-use crate::device::{AnyProfile, DeviceError};
+use crate::device::DeviceError;
 use crate::format::firmware::{self, Chip};
-use crate::plan::{Decoding, Link, Machine, Plan as Planned, Row, Scale, listing, recompute, tiers};
+use crate::plan::{Decoding, Machine, Plan as Planned, Row, Scale, listing, recompute, tiers};
 use crate::run::measure::Measured;
 use crate::run::{checkpoint, directory};
 
@@ -64,7 +65,7 @@ fn measure(config: &Config, machine: &Machine, save_bytes: u64) -> Result<Measur
         Ok((_, laid)) => Ok(laid),
         Err(ConfigError(what)) => Err(DeviceError::Refused(what)),
     };
-    AnyProfile::of(config)?.require()?;
+    crate::plan::profile(config)?.require()?;
     Ok(Measured::of(config, laid, save_bytes, Path::new("."))?)
 }
 

@@ -1,11 +1,13 @@
 //! `host presets`.
 
+use capful_base::human_bytes;
 use serde::Serialize;
 use serde_json::json;
 
 use super::output::say;
 use super::{Failure, work};
-use crate::config::{Config, Key, RawConfig, human_bytes, keys, presets};
+use crate::config::{Key, RawConfig, keys, presets};
+use crate::data::found;
 use crate::plan::{Machine, Plan};
 
 /// Flags of `host presets`.
@@ -43,7 +45,7 @@ impl Presets {
 fn list(json: bool) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for preset in presets() {
-        let config = Config::resolve(RawConfig { preset: Some(preset.name.to_owned()), ..RawConfig::default() })?;
+        let config = found::resolve(RawConfig { preset: Some(preset.name.to_owned()), ..RawConfig::default() })?;
         let plan = Plan::of(&config, &Machine::of(&config)?)?;
         rows.push(Row {
             name: preset.name,
@@ -69,7 +71,7 @@ fn list(json: bool) -> Result<(), Failure> {
 }
 
 fn list_keys(preset: String, json: bool) -> Result<(), Failure> {
-    let config = Config::resolve(RawConfig { preset: Some(preset), ..RawConfig::default() })?;
+    let config = found::resolve(RawConfig { preset: Some(preset), ..RawConfig::default() })?;
     let defaults = toml::Table::try_from(config.model).map_err(work)?;
     // Numbers are f32: in f64 they would show digits that nobody wrote.
     let default = |key: &Key| match defaults.get(key.name) {

@@ -1,5 +1,6 @@
 //! What a training run says at its end.
 
+use capful_base::human_bytes;
 use std::io;
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use serde_json::json;
 use super::Failure;
 use super::output::{say, within};
 use super::usage::Usage;
-use crate::config::{Config, Span, human_bytes};
+use crate::config::{Config, Span};
 use crate::data::corpus::{Corpus, Drawn};
 use crate::data::ngram::Baselines;
 use crate::data::overlap::Overlap;

@@ -1,5 +1,6 @@
 //! `host runs`: what lies in a directory of runs.
 
+use capful_base::human_bytes;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -8,10 +9,9 @@ use serde::Serialize;
 
 use super::output::{in_columns, say, tell};
 use super::{Failure, request, shown, work};
-use crate::config::human_bytes;
-use crate::run::course::date;
 use crate::run::standing::{self, State};
 use crate::run::{checkpoint, claim, directory, metrics};
+use capful_base::words::date;
 
 /// Flags of `host runs`.
 #[derive(Debug, clap::Args)]

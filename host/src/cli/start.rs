@@ -1,5 +1,6 @@
 //! `host start`: for who has a text and nothing else.
 
+use capful_base::human_bytes;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -8,14 +9,15 @@ use super::output::{say, tell, tell_within};
 use super::suggest::{self, Suggestion};
 use super::train::Train;
 use super::{Failure, request, work};
-use crate::config::{ByteSize, Config, RawConfig, Span, human_bytes};
+use crate::config::{ByteSize, RawConfig, Span};
 use crate::data::files::Files;
+use crate::data::found;
 use crate::data::portrait::{LOOKED_AT, Portrait};
 use crate::data::source::{Documents as _, SourceOptions};
 use crate::device::cuda::gpus;
 use crate::name;
-use crate::run::course::{grouped, lasting, short};
 use crate::run::metrics;
+use capful_base::words::{duration, grouped, short};
 
 /// Flags of `host start`.
 #[derive(Debug, clap::Args)]
@@ -66,7 +68,7 @@ impl Start {
 
     /// What the text is.
     fn text(&self) -> Result<String, Failure> {
-        let options = SourceOptions::of(&Config::resolve(RawConfig::default())?);
+        let options = SourceOptions::of(&found::resolve(RawConfig::default())?);
         let mut files = Files::open(&self.source, &options).map_err(request)?;
         let bytes = files.text_bytes();
         let portrait = Portrait::of(&mut files).map_err(request)?;
@@ -124,7 +126,7 @@ fn expect(found: &Suggestion, dir: &Path) {
         grouped(best.steps),
         grouped(best.config.tokens_per_step()),
         best.passes(),
-        lasting(seconds),
+        duration(seconds),
         human_bytes(best.bytes),
         dir.display()
     ));

@@ -1,5 +1,6 @@
 //! `host suggest`.
 
+use capful_base::human_bytes;
 use std::path::Path;
 
 use serde_json::json;
@@ -7,15 +8,15 @@ use serde_json::json;
 use super::calibrate::calibrate;
 use super::output::{in_columns, say, tell};
 use super::{Failure, RunFlags, request, work};
-use crate::config::{Config, Found, Names, Order, Precision, RawConfig, Span, human_bytes};
+use crate::config::{Config, Found, Names, Order, Precision, RawConfig, Span};
 use crate::data::corpus::Corpus;
+use crate::data::found;
 use crate::data::shards::Manifest;
-use crate::device::AnyProfile;
 use crate::plan::{Plan, memory};
 use crate::run::Session;
 use crate::run::bench::Bench;
-use crate::run::course::{counted, grouped, lasting, short as abbreviated};
 use crate::suggest::{Candidate, Means, Recipe, Shape, Tokens};
+use capful_base::words::{counted, duration, grouped, short as abbreviated};
 
 /// Flags of `host suggest`.
 #[derive(Debug, clap::Args)]
@@ -111,7 +112,7 @@ impl Suggestion {
         (!best.whole).then(|| {
             format!(
                 "{} of the time are enough: read more often, this text is learnt by heart; more text would help",
-                lasting(best.steps as f64 * best.step_seconds)
+                duration(best.steps as f64 * best.step_seconds)
             )
         })
     }
@@ -138,7 +139,7 @@ fn find_by(written: RawConfig, calibrated: Option<Span>, live: u64) -> Result<Su
     let on_gpu = written.device.as_ref().map_or(written.gpu.is_some(), |device| device.starts_with("cuda"));
     let precision = written.precision.or(on_gpu.then_some(Precision::Bf16));
     let written = RawConfig { time: None, precision, ..written }.rooted();
-    let found = Found::of(&written)?;
+    let found = found::find(&written)?;
     let before = before(&found, time)?;
     let tokens = tokenizers(&written, &found)?;
     let means = Means { written: &written, found: &found, seconds: time - before, tokens: &tokens, live };
@@ -217,7 +218,7 @@ fn before(found: &Found, time: f64) -> Result<f64, Failure> {
     Err(request(format_args!(
         "--time {} is too short for this text: reading it takes about {}; give more time, or encode it once with `{} data`",
         Span(time),
-        lasting(before),
+        duration(before),
         crate::name::called()
     )))
 }
@@ -314,7 +315,7 @@ fn seconds_of_step(candidate: &Candidate) -> Result<f64, Failure> {
     tell!("measuring {} layers of {}, {} × {} tokens …", shape.layers, shape.width, config.batch_size, config.seq_len);
     let (plan, laid) = Plan::new(config, machine)?;
     plan.require_fit(config, machine)?;
-    let profile = AnyProfile::of(config)?;
+    let profile = crate::plan::profile(config)?;
     profile.require()?;
     let mut session = Session::start_training(laid, &profile, config, &[], None)?;
     Bench::as_training(&mut session, config).time_for(MEASURED).map_err(work)

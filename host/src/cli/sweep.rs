@@ -1,5 +1,6 @@
 //! `host sweep`.
 
+use capful_base::human_bytes;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -7,13 +8,13 @@ use std::time::Duration;
 use super::output::{in_columns, say, tell};
 use super::vary::{self, Varied, Vary};
 use super::{Failure, RunFlags, end_with_the_reader, request, shown, stop, team, work};
-use crate::config::{ConfigError, Device, RawConfig, human_bytes};
+use crate::config::{ConfigError, Device, RawConfig};
 use crate::device::cuda;
 use crate::name;
 use crate::run::claim::Claim;
-use crate::run::course::{counted, grouped, lasting};
 use crate::run::directory;
 use crate::run::sweep::{Child, Ended, FILE_NAME, Planned, Row, Schedule, State, holds_sweep, keep, kept, take_ended};
+use capful_base::words::{counted, duration, grouped};
 
 /// Flags of `host sweep`.
 #[derive(Debug, clap::Args)]
@@ -274,7 +275,7 @@ fn end(run: &mut Run, how: &Ended, stopped: bool) {
         _ => State::Failed,
     };
     match row.state {
-        State::Done => tell!("{name}: done in {}, validation loss {}", lasting(how.seconds), loss(row)),
+        State::Done => tell!("{name}: done in {}, validation loss {}", duration(how.seconds), loss(row)),
         State::Failed => {
             row.error = Some(line.to_owned());
             tell!("{name}: {}", shown(line));

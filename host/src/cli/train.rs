@@ -1,5 +1,6 @@
 //! `host train`.
 
+use capful_base::human_bytes;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,20 +20,21 @@ use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::watched::{Lines, Watched, served};
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle_beside, work};
-use crate::config::{Config, ConfigError, Device, IMPORTED, RawConfig, Span, States, human_bytes};
+use crate::config::{Config, ConfigError, Device, IMPORTED, RawConfig, Span, States};
 use crate::data::corpus::{Corpus, Drawn};
 use crate::data::coverage;
+use crate::data::found;
 use crate::data::validation::ValidationSet;
 use crate::device::cuda::gpus;
-use crate::device::{AnyProfile, Choice, DeviceError};
+use crate::device::{Choice, DeviceError};
 use crate::format::hugging_face;
 use crate::live::{self, Bound};
 use crate::name;
+use crate::plan::course::Course;
 use crate::plan::{Laid, Machine, Plan};
 use crate::regular;
 use crate::run::checkpoint::TrainerState;
 use crate::run::claim::Claim;
-use crate::run::course::{Course, counted, grouped, short};
 use crate::run::origin::Origin;
 use crate::run::outcome::TrainError;
 use crate::run::progress::Progress;
@@ -40,6 +42,7 @@ use crate::run::sample::Samples;
 use crate::run::train::Trainer;
 use crate::run::{Session, checkpoint, directory, generation, metrics, moved};
 use crate::suggest::wants_a_rate;
+use capful_base::words::{counted, grouped, short};
 
 /// Flags of `host train`.
 #[derive(Debug, clap::Args)]
@@ -204,7 +207,7 @@ impl Train {
             let state = with_state.map(checkpoint::read_state).transpose().map_err(request)?;
             let began = state.as_ref().map(TrainerState::began).unwrap_or_default();
             let began = moved::follow(&mut saved, &written, from.as_deref(), began).map_err(named)?;
-            let (config, found) = saved.resumed_with_found(written).map_err(named)?;
+            let (config, found) = saved.resumed_with(written, &found::find).map_err(named)?;
             let machine = Machine { live: self.live_bytes(), ..Machine::with(&config, found)? };
             Ok((saved, config, machine, from, state, began))
         };
@@ -230,7 +233,7 @@ impl Train {
                     dir.display()
                 )));
             };
-            AnyProfile::of(&config)?.require()?;
+            crate::plan::profile(&config)?.require()?;
             let text = serde_json::to_vec(&state).map_err(work)?;
             Ok((state, team::digest(&text)))
         };
@@ -283,7 +286,7 @@ impl Train {
             let (plan, laid) = Plan::new(&config, &machine)?;
             plan.require_fit(&config, &machine)?;
             machine.require_main_memory(&config, &plan)?;
-            AnyProfile::of(&config)?.require()?;
+            crate::plan::profile(&config)?.require()?;
             Ok((config.clone(), plan, laid))
         };
         let (planned, plan, laid) = team.agree(fits(), &[])?;
@@ -384,7 +387,7 @@ impl Job<'_> {
         let (plan, laid, validation, overlap) = team.agree(prepare(), &[])?;
         tell_of_flaws(corpus);
         let start = || -> Result<_, Failure> {
-            let profile = AnyProfile::of(config)?;
+            let profile = crate::plan::profile(config)?;
             let session = Session::start_training(laid, &profile, config, &algorithms, team.peers())?;
             let digests = [
                 ("configuration", team::digest_of(config)?),

@@ -1,9 +1,9 @@
 //! What a run took, beside what was planned for it.
 
-use crate::config::human_bytes;
 use crate::plan::{Plan, memory};
 use crate::run::Session;
 use crate::run::outcome::Outcome;
+use capful_base::human_bytes;
 
 /// Memory of the device that a run was on, and how busy a GPU was.
 #[derive(Debug)]

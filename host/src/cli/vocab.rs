@@ -7,8 +7,9 @@ use serde_json::json;
 use super::output::say;
 use super::reading::Reading;
 use super::{Failure, request};
-use crate::config::{Config, RawConfig};
+use crate::config::RawConfig;
 use crate::data::corpus;
+use crate::data::found;
 use crate::data::tokenizer::{self, Built, Tokenizer};
 use crate::run::checkpoint;
 
@@ -108,7 +109,7 @@ impl Vocab {
             let tokenizer = tokenizer::load_file(path).map_err(request)?;
             return Ok(Built { tokenizer, coverage: None });
         }
-        let config = Config::resolve(RawConfig {
+        let config = found::resolve(RawConfig {
             data: Some(self.data.clone().into()),
             text_field: Some(self.reading.text_field.clone()),
             invalid_utf8: Some(self.reading.invalid_utf8),

@@ -7,7 +7,6 @@ use capful_core::train::{Curriculum, Stage};
 
 use super::error::error;
 use super::{Config, ConfigError, FoundSource, Order, RawConfig, is_path};
-use crate::run::shapes::{in_span, largest_block};
 
 /// `--cache` with this keeps nothing.
 pub const NO_CACHE: &str = "none";
@@ -68,7 +67,7 @@ impl Config {
         let stages = Config { steps: 0, ..self.clone() }.stages();
         let Ok(curriculum) = Curriculum::new(&stages) else { return Vec::new() };
         let length = |p: &Stage| match self.span() {
-            Some(span) => u64::from(p.seq_len) * in_span(p, span),
+            Some(span) => u64::from(p.seq_len) * p.batches_in(span),
             None => u64::from(p.seq_len),
         };
         stages.iter().map(|p| Stretch { from: curriculum.tokens(p.from), length: length(p) }).collect()
@@ -78,7 +77,7 @@ impl Config {
     pub fn least_tokens(&self) -> u64 {
         let stages = self.stages();
         let micro = stages.iter().map(Stage::micro_tokens).max().unwrap_or(0);
-        micro.max(self.span().map_or(0, |span| largest_block(&stages, span))) + 1
+        micro.max(self.span().map_or(0, |span| Stage::largest_block(&stages, span))) + 1
     }
 
     /// The directory of the run's tokens: `run` is the run's own. None where they are streamed, or lie in shards already.

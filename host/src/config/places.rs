@@ -1,9 +1,28 @@
 //! The files and directories that a configuration names.
 
+use std::convert::Infallible;
 use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
 
 use super::{Config, IMPORTED, NO_CACHE, RawConfig, TokenizerChoice};
-use crate::data::source::Source;
+
+/// What a user can name as data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// The built-in corpus, named `tales`.
+    Tales,
+    /// A file, or a directory of files.
+    Path(PathBuf),
+}
+
+impl FromStr for Source {
+    type Err = Infallible;
+
+    /// `tales` is the built-in corpus (a file of that name is `./tales`); anything else is a path.
+    fn from_str(name: &str) -> Result<Self, Infallible> {
+        Ok(if name == "tales" { Self::Tales } else { Self::Path(name.into()) })
+    }
+}
 
 /// `path` from the root, so that it means the same in every directory. Links stay as they are. What has no such name that
 /// is text stays too.

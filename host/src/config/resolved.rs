@@ -3,6 +3,7 @@
 use capful_core::integer::Integer;
 use capful_core::model::{self, Capability, MicroBatch, Products};
 use capful_core::ops::{Chance, Pattern};
+use capful_core::vocab::BYTE_IDS;
 
 use super::error::error;
 use super::model::model;
@@ -41,7 +42,7 @@ fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, ModelConfig), Conf
         None if !asked_tokenizer && data.only() != Some("tales") && usual == "word" => "bpe".to_owned(),
         None => usual,
     };
-    let bytes = (tokenizer == "byte").then_some(crate::data::tokenizer::BYTES);
+    let bytes = (tokenizer == "byte").then_some(BYTE_IDS);
     let vocab_size = asked_vocabulary.or(found.vocab_size).or(bytes).or(raw.vocab_size).unwrap_or(10_000);
     let model = model(&raw, vocab_size)?;
     let raw = RawConfig { preset: Some(name), data: Some(data), tokenizer: Some(tokenizer), ..raw };
@@ -73,17 +74,18 @@ fn accumulated(
 pub const GPU_CHUNK: u32 = 4096;
 
 impl Config {
-    /// Decides everything: the preset's word, then `raw`'s over it, then defaults.
+    /// Decides everything: the preset's values, then those of `raw`, then defaults. Nothing is read, as if nothing were at the
+    /// paths that `raw` names.
     ///
     /// # Errors
     /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
     pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
         let raw = raw.rooted();
-        let found = Found::of(&raw)?;
+        let found = Found::unread(&raw)?;
         Config::resolve_with(raw, &found)
     }
 
-    /// The same with what was found of what `raw` names. Nothing is read.
+    /// Decides everything with what was `found` at the paths that `raw` names.
     ///
     /// # Errors
     /// As [`Config::resolve`].
@@ -200,7 +202,7 @@ impl Config {
             ));
         }
         let least = match TokenizerChoice::parse(&self.tokenizer)? {
-            TokenizerChoice::Byte | TokenizerChoice::Bpe => crate::data::tokenizer::BYTES,
+            TokenizerChoice::Byte | TokenizerChoice::Bpe => BYTE_IDS,
             TokenizerChoice::Word | TokenizerChoice::File(_) => 0,
         };
         if self.vocab_size() < least {

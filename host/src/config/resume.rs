@@ -15,14 +15,19 @@ impl Config {
     /// # Errors
     /// Something else differs, which is named with both values; or what is written is no configuration.
     pub fn resumed(&self, written: RawConfig) -> Result<Config, ConfigError> {
-        self.resumed_with_found(written).map(|(config, _)| config)
+        self.resumed_with(written, &Found::unread).map(|(config, _)| config)
     }
 
-    /// The same, with what was found of the data.
+    /// Does what [`Config::resumed`] does with what `find` finds at the paths of the run, and returns what it found of the
+    /// data.
     ///
     /// # Errors
-    /// As [`Config::resumed`].
-    pub fn resumed_with_found(&self, written: RawConfig) -> Result<(Config, FoundSource), ConfigError> {
+    /// As [`Config::resumed`]; those of `find`.
+    pub fn resumed_with(
+        &self,
+        written: RawConfig,
+        find: &dyn Fn(&RawConfig) -> Result<Found, ConfigError>,
+    ) -> Result<(Config, FoundSource), ConfigError> {
         let mut written = written.rooted();
         if written.epochs.is_some() && written.epochs == self.epochs {
             // They were counted.
@@ -34,7 +39,7 @@ impl Config {
                 return error(format!("{key} is given beside steps; leave one of them away"));
             }
         }
-        self.same_shape(&mut written)?;
+        self.same_shape(&mut written, find)?;
         self.same_places(&mut written);
         let length = written.gives_length();
         if written.time.is_some() {
@@ -44,7 +49,7 @@ impl Config {
         // A device that has only f32 computes in it, unless another precision is asked for.
         let here = self.clone().on(written.device.clone())?;
         let written = here.as_written()?.overlaid(written);
-        let found = Found::of(&written)?;
+        let found = find(&written)?;
         let mut config = Config::decide(written, &found)?;
         if !length {
             config.epochs = self.epochs;
@@ -55,7 +60,11 @@ impl Config {
 
     /// Takes away what was decided for this run when it began: the batch, the activations and the states that fitted then, and
     /// the factor of its stages.
-    fn same_shape(&self, written: &mut RawConfig) -> Result<(), ConfigError> {
+    fn same_shape(
+        &self,
+        written: &mut RawConfig,
+        find: &dyn Fn(&RawConfig) -> Result<Found, ConfigError>,
+    ) -> Result<(), ConfigError> {
         if written.batch_size == Some(BatchSize::Auto) {
             (written.batch_size, written.tokens_per_step) = (None, None);
         }
@@ -67,7 +76,9 @@ impl Config {
         }
         if let Some(scale) = written.stage_scale {
             let preset = written.preset.clone().unwrap_or_else(|| self.preset.clone());
-            let begun = Config::resolve(RawConfig { preset: Some(preset), ..written.clone() })?;
+            let raw = RawConfig { preset: Some(preset), ..written.clone() }.rooted();
+            let found = find(&raw)?;
+            let begun = Config::resolve_with(raw, &found)?;
             if begun.stage != self.stage {
                 return error(format!(
                     "--stage-scale {scale} cannot change when a run goes on: its stages are others; leave it away or begin \

@@ -6,6 +6,10 @@ use super::error::error;
 use super::{Config, ConfigError, Groups, IMPORTED, ModelConfig, RUN_KEYS, RawConfig, StageConfig};
 use crate::digest;
 
+/// The file of a run's configuration, in its directory.
+pub const CONFIG_FILE: &str = "config.toml";
+/// The file of a run's plan, next to it.
+pub const PLAN_FILE: &str = "plan.json";
 /// What the first line of a saved configuration says before the digest of all that follows.
 const FIRST_LINE: &str = "# XXH3 of what follows: ";
 

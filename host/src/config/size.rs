@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use capful_base::human_bytes;
 use serde::{Deserialize, Serialize};
 
 /// A number of bytes, written as `4GiB`, `512MiB`, `3.6GB` or a plain number.
@@ -86,20 +87,6 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// Bytes for people: three digits and a binary unit.
-pub fn human_bytes(bytes: u64) -> String {
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1023.95 && unit < 5 {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.1} {}", ["B", "KiB", "MiB", "GiB", "TiB", "PiB"][unit])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,12 +118,5 @@ mod tests {
         for text in ["budget = -1", "budget = true", "budget = '4 gigs'", "budget = [1]"] {
             assert!(of(text).unwrap_err().message().contains("is no size"), "{text}");
         }
-    }
-
-    #[test]
-    fn bytes_are_shown_in_binary_units() {
-        assert_eq!(human_bytes(1000), "1000 B");
-        assert_eq!(human_bytes(116_621_312), "111.2 MiB");
-        assert_eq!(human_bytes(1 << 30), "1.0 GiB");
     }
 }

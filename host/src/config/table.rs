@@ -4,6 +4,7 @@ use capful_core::integer::Integer;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use serde::{Deserialize, Serialize};
 
+use super::Link;
 use super::adapters::{LoraTargets, USUAL_ALPHA};
 use super::choices::BaseType;
 use super::key::{RunKey, decide, decided, default, flag, in_files, keys, shown, switch};
@@ -14,7 +15,6 @@ use super::{
     ModelConfig, NameOrSize, Names, Order, Overflow, Precision, RawStage, Recompute, RecomputeChoice, RuleName,
     Sources, Span, StageConfig, States, StatesChoice, Values,
 };
-use crate::plan::Link;
 
 const AT_LEAST_1: Values = Values::Whole(1, u64::MAX);
 

@@ -1,7 +1,9 @@
 //! How many ids a model has where its data gives fewer than it could have.
 
-use super::{Config, ModelConfig, RawConfig, human_bytes};
-use crate::data::tokenizer;
+use capful_base::human_bytes;
+use capful_core::vocab::BYTE_IDS;
+
+use super::{Config, ModelConfig, RawConfig};
 
 /// A vocabulary of so many times the data's ids does not fit them.
 const TOO_LARGE: u32 = 2;
@@ -11,7 +13,7 @@ const TEXT_OF_AN_ID: u64 = 256;
 
 impl RawConfig {
     /// The vocabulary that was asked for, as a key of its own or of the model.
-    pub(super) fn asked_vocabulary(&self) -> Option<u32> {
+    pub fn asked_vocabulary(&self) -> Option<u32> {
         let of_model = || self.model.get("vocab_size")?.as_integer()?.try_into().ok();
         self.vocab_size.or_else(of_model)
     }
@@ -25,7 +27,7 @@ impl RawConfig {
 impl Config {
     /// Lowers the cap of a BPE that nobody asked for to what `bytes` of text are enough for. Gives a line for people.
     pub fn fit_text(&mut self, bytes: u64) -> Option<String> {
-        let (cap, enough) = (self.vocab_size(), u64::from(tokenizer::BYTES) + bytes / TEXT_OF_AN_ID);
+        let (cap, enough) = (self.vocab_size(), u64::from(BYTE_IDS) + bytes / TEXT_OF_AN_ID);
         if self.tokenizer != "bpe" || enough >= cap.into() {
             return None;
         }

@@ -33,13 +33,13 @@ use super::shards::training::TrainingTokens;
 use super::shards::{self, Manifest, Origin, Shards};
 use super::shuffle::Shuffled;
 use super::snapshot::{Began, Snapshot};
-use super::source::{Document, Documents, Source, SourceOptions};
+use super::source::{Document, Documents, SourceOptions};
 use super::split::{DEFAULT_FRACTION, Part, Split};
 use super::stream::{Feed, TokenStream};
 use super::tales::TaleDocuments;
 use super::tokenizer::{self, Tokenizer, TokenizerError, template as templates};
 use super::validation::ValidationSet;
-use crate::config::{Cache, Config, OWN, Order, Overflow};
+use crate::config::{Cache, Config, OWN, Order, Overflow, Source};
 
 /// A source, how it is read and how it is divided.
 type Opened = (Source, SourceOptions, Split);

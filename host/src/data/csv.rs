@@ -4,6 +4,7 @@
 //! field may hold line ends (RFC 4180, and what spreadsheets and Python's `csv` write). Blank lines and empty texts are
 //! passed over. Of a record only the text is held.
 
+use capful_base::human_bytes;
 use std::path::{Path, PathBuf};
 
 use super::error::{At, SourceError};
@@ -12,7 +13,7 @@ use super::flaws::Flaws;
 use super::format::lower_name;
 use super::input::{Input, Packing};
 use super::source::{Document, SourceOptions};
-use crate::config::{InvalidUtf8, human_bytes};
+use crate::config::InvalidUtf8;
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 /// Bytes that the names of all columns may have.

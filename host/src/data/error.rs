@@ -1,5 +1,6 @@
 //! What can be wrong with a user's data, one line each.
 
+use capful_base::human_bytes;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,6 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::tokenizer::EncodeError;
-use crate::config::human_bytes;
 
 /// A line, a record or another part of a file, and its number from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

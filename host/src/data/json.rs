@@ -1,6 +1,7 @@
 //! A .json file: an array of objects or strings, or objects one behind the other, of which each is a document. It is
 //! read element by element and never held whole.
 
+use capful_base::human_bytes;
 use std::path::{Path, PathBuf};
 
 use super::error::{At, SourceError};
@@ -9,7 +10,6 @@ use super::flaws::Flaws;
 use super::input::Input;
 use super::jsonl::DocumentReader;
 use super::source::{Document, SourceOptions};
-use crate::config::human_bytes;
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 

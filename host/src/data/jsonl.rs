@@ -2,6 +2,7 @@
 //!
 //! Blank lines are passed over, and so are empty texts and those that are null.
 
+use capful_base::human_bytes;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use super::input::Input;
 use super::object::{NoText, text_of};
 use super::source::{Document, SourceOptions};
 use super::text::readable;
-use crate::config::{InvalidUtf8, human_bytes};
+use crate::config::InvalidUtf8;
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 

@@ -15,7 +15,7 @@ use super::input::{Input, Packing};
 use super::json::JsonFile;
 use super::shards;
 use super::source::SourceOptions;
-use crate::run::directory;
+use crate::config::{CONFIG_FILE, PLAN_FILE};
 
 /// Names that are listed of what is not read, and kinds of files.
 const NAMES: usize = 5;
@@ -291,7 +291,7 @@ impl Walk {
             Some("link to a directory of the same tree")
         } else if !self.entered.insert(place) {
             Some("link to a directory that is read already")
-        } else if directory::holds_run(dir) && dir.join(directory::PLAN).exists() {
+        } else if [CONFIG_FILE, PLAN_FILE].iter().all(|name| dir.join(name).exists()) {
             Some("run of capful")
         } else if shards::begun(dir) || dir.join(shards::MANIFEST).exists() {
             Some("directory of token shards")

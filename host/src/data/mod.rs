@@ -19,6 +19,7 @@ pub mod dedup;
 pub mod error;
 pub mod files;
 pub mod flaws;
+pub mod found;
 pub mod lengths;
 pub mod loader;
 pub mod ngram;

@@ -3,6 +3,7 @@
 //! A page's header says how long the page is, compressed and not, and how many values it has; the library allocates what
 //! they say. So they are looked at first, whoever wrote them.
 
+use capful_base::human_bytes;
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read, Seek as _, SeekFrom};
 use std::sync::Arc;
@@ -17,7 +18,6 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::unpack::Codec;
-use crate::config::human_bytes;
 
 /// Bytes that a page may have, compressed and not. Writers make pages of about 1 MiB, larger ones only of long documents.
 /// A reader holds a page, its compressed form and a dictionary page.

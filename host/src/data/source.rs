@@ -1,8 +1,5 @@
 //! What a source of documents is.
 
-use std::convert::Infallible;
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use capful_core::data::CONTEXT;
@@ -14,24 +11,6 @@ use super::error::SourceError;
 use super::flaws::Noticed;
 use super::snapshot::Snapshot;
 use crate::config::{Config, InvalidUtf8};
-
-/// What a user can name as data.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
-    /// The built-in corpus, named `tales`.
-    Tales,
-    /// A file, or a directory of files.
-    Path(PathBuf),
-}
-
-impl FromStr for Source {
-    type Err = Infallible;
-
-    /// `tales` is the built-in corpus (a file of that name is `./tales`); anything else is a path.
-    fn from_str(name: &str) -> Result<Self, Infallible> {
-        Ok(if name == "tales" { Self::Tales } else { Self::Path(name.into()) })
-    }
-}
 
 /// How files are read.
 #[derive(Debug, Clone)]

@@ -9,6 +9,7 @@
 //! documents for both sides of the split. The pieces one after another are the file, byte for byte; pieces of white
 //! space only are passed over.
 
+use capful_base::human_bytes;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +18,7 @@ use super::files::{MOST_BLANK, Reader};
 use super::flaws::Flaws;
 use super::input::Input;
 use super::source::Document;
-use crate::config::{InvalidUtf8, human_bytes};
+use crate::config::InvalidUtf8;
 
 const BUFFER: usize = 256 << 10;
 const BOM: &[u8] = b"\xEF\xBB\xBF";

@@ -9,7 +9,6 @@ use super::cpu::{Cpu, CpuProfile};
 use super::cuda::{self, Cuda, CudaError, CudaProfile, Products};
 use super::reference::Reference;
 use super::{Allocation, DeviceError, Others, Storage};
-use crate::config::{self, Config, ConfigError, Gradients, Precision};
 use crate::ranks::SharedPeers;
 
 /// What the configured device implies for memory.
@@ -26,28 +25,6 @@ pub enum AnyProfile {
         /// Its memory.
         profile: CudaProfile,
     },
-}
-
-impl AnyProfile {
-    /// The profile of the device that `config` names.
-    ///
-    /// # Errors
-    /// A device that does not exist, or a precision that it does not have.
-    pub fn of(config: &Config) -> Result<AnyProfile, ConfigError> {
-        let precision = match config.precision {
-            Precision::F32 => cuda::Precision::F32,
-            Precision::Bf16 => cuda::Precision::Bf16,
-            Precision::Fp8 => cuda::Precision::Fp8,
-        };
-        Ok(match config.device()? {
-            config::Device::Reference => AnyProfile::Reference(Single),
-            config::Device::Cpu => AnyProfile::Cpu(CpuProfile { threads: config.threads }),
-            config::Device::Cuda(gpu) => {
-                let bf16_gradients = config.gradients == Gradients::Bf16;
-                AnyProfile::Cuda { gpu, profile: CudaProfile { precision, bf16_gradients } }
-            }
-        })
-    }
 }
 
 impl AnyProfile {

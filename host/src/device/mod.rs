@@ -27,6 +27,7 @@ pub use cuda::Choice;
 
 use std::ops::Range;
 
+use capful_core::device::OperationError;
 use capful_core::memory::Region;
 
 /// Why a device does not do what was asked.
@@ -38,6 +39,12 @@ pub enum DeviceError {
     /// It failed while working.
     #[error("{0}")]
     Failed(String),
+}
+
+impl From<OperationError> for DeviceError {
+    fn from(error: OperationError) -> Self {
+        DeviceError::Failed(error.to_string())
+    }
 }
 
 /// Storage of regions, wherever it is.

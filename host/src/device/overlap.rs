@@ -101,7 +101,8 @@ mod tests {
         let raw: RawConfig = toml::from_str(&text).expect("TOML");
         let config = Config::resolve(RawConfig { ranks: Some(2), ..raw }).expect("a configuration");
         let (_, laid) = Plan::new(&config, &Machine::of(&config).expect("a machine")).expect("a plan");
-        let laid = laid.recorded(&config.family(), &AnyProfile::of(&config).expect("a device")).expect("programs");
+        let laid =
+            laid.recorded(&config.family(), &crate::plan::profile(&config).expect("a device")).expect("programs");
         let of = |sequence| laid.programs.get(sequence).expect("recorded").iter().copied();
         let micro_batch = of(Sequence::MicroBatch { stage: 0, first: true, warming: false });
         micro_batch.chain(of(Sequence::Update)).collect()

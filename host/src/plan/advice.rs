@@ -1,7 +1,8 @@
 //! What would make a run fit: tried on the ledger, not guessed.
 
 use super::{Machine, Plan, moments, outside, smaller, tiers};
-use crate::config::{Config, ModelConfig, Recompute, human_bytes};
+use crate::config::{Config, ModelConfig, Recompute};
+use capful_base::human_bytes;
 
 /// One line for a run whose moments without an arena do not fit: the flags that make them fit, and the rest fit too.
 pub fn with_moments(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -> String {

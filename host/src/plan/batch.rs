@@ -1,10 +1,11 @@
 //! The largest batch for a budget, from the ledger.
 
+use capful_base::human_bytes;
 use capful_core::model::Capability;
 
 use super::sweep::largest;
 use super::{Machine, Plan};
-use crate::config::{Config, ConfigError, human_bytes};
+use crate::config::{Config, ConfigError};
 
 impl Plan {
     /// The run of `config` with the largest batch that the budget holds, in steps of the tokens that were `asked` for; a

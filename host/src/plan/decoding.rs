@@ -1,6 +1,7 @@
 //! What generating needs and nothing else: the weights and tables in a read-only image, as a microcontroller has them in
 //! flash, and an arena beside it.
 
+use capful_base::human_bytes;
 use std::fmt::Write as _;
 
 use capful_core::device::{InIntegers, Single};
@@ -11,7 +12,7 @@ use serde::Serialize;
 use super::Line;
 use super::layout::{Section, too_large};
 use super::program;
-use crate::config::{AnyFamily, Config, ConfigError, human_bytes};
+use crate::config::{AnyFamily, Config, ConfigError};
 
 /// Decoding token by token, in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -3,7 +3,8 @@
 use capful_core::device::Meter;
 use serde::Serialize;
 
-use super::{Link, StagePlan};
+use super::StagePlan;
+use crate::config::Link;
 
 /// Speeds on the roofline, a step's of the last stage.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -12,10 +12,9 @@ use serde::Serialize;
 
 use super::estimates::Generation;
 use super::expected::Tally;
-use super::link::Link;
 use super::program::{self, Constants, Model, Places, Programs, Sequence};
 use super::timeline::{OverLinks, Timeline};
-use crate::config::{AnyFamily, Config, ConfigError};
+use crate::config::{AnyFamily, Config, ConfigError, Link};
 use crate::device::{AnyProfile, Window};
 
 /// One line of the ledger: a region, or one a layer.

@@ -1,9 +1,9 @@
 //! The whole ledger as a table for people.
 
+use capful_base::human_bytes;
 use std::fmt::Write as _;
 
 use super::{Line, Plan, StagePlan};
-use crate::config::human_bytes;
 
 impl Plan {
     /// Every region, stage and line outside the arena. Of stages that share the largest one's bytes only the sum is

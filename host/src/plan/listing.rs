@@ -1,13 +1,15 @@
 //! The recorded programs in words: each operation with its operands, bytes, floating-point operations and roofline time.
 
+use capful_base::human_bytes;
 use std::fmt::Write as _;
 
 use capful_core::device::{self, Access, Device as _, Meter, Op, Rates};
 use capful_core::memory::Region;
 use serde::Serialize;
 
+use super::profile::profile;
 use super::{Laid, Line, Sequence};
-use crate::config::{Config, ConfigError, human_bytes};
+use crate::config::{Config, ConfigError};
 use crate::device::AnyProfile;
 
 /// An operand of an operation.
@@ -128,7 +130,7 @@ pub fn operations(laid: &Laid, sequence: Sequence, profile: &AnyProfile, rates: 
 /// # Errors
 /// A device that does not exist; a step that its operations refuse.
 pub fn programs(config: &Config, laid: Laid, rates: Rates) -> Result<Vec<Program>, ConfigError> {
-    let profile = AnyProfile::of(config)?;
+    let profile = profile(config)?;
     let laid = laid.recorded(&config.family(), &profile)?;
     let program = |(sequence, _): (Sequence, &[Op])| {
         let (program, _) = described(sequence, laid.sections.training.len());

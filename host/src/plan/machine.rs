@@ -1,10 +1,12 @@
 //! What this machine offers and takes: speeds for the roofline, free memory, the budget.
 
+use capful_base::human_bytes;
 use capful_core::device::Rates;
 
 use super::memory::{self, Free};
 use super::{Gpu, Outside, Plan, gpu, outside};
-use crate::config::{ByteSize, Config, ConfigError, Device, FoundSource, Order, Precision, human_bytes};
+use crate::config::{ByteSize, Config, ConfigError, Device, FoundSource, Order, Precision};
+use crate::data::found;
 use crate::device::cuda::gpus;
 
 /// A machine as the planner sees it.
@@ -42,7 +44,7 @@ impl Machine {
     /// # Errors
     /// A device that does not exist; a GPU that has no such precision.
     pub fn of(config: &Config) -> Result<Machine, ConfigError> {
-        Machine::with(config, FoundSource::of(config))
+        Machine::with(config, found::source(config))
     }
 
     /// The same where the data was looked for already.

@@ -7,22 +7,25 @@ mod advice;
 mod batch;
 mod cgroup;
 mod chunk;
+pub mod course;
 mod decoding;
 mod estimates;
 mod expected;
 mod gpu;
 mod layout;
 mod ledger;
-mod link;
 pub mod listing;
 mod machine;
 pub mod memory;
 mod moments;
 mod outside;
+mod profile;
 mod program;
 pub mod recompute;
+mod scale;
 mod settle;
 mod smaller;
+mod staging;
 mod summary;
 mod sweep;
 pub mod tiers;
@@ -32,20 +35,22 @@ pub use decoding::Decoding;
 pub use estimates::{Estimates, Generation};
 pub use gpu::Gpu;
 pub use layout::{Cost, Laid, Line, Sections};
-pub use link::{Link, Scale};
 pub use machine::Machine;
 pub use outside::{LOADER_SLOTS, Outside};
+pub use profile::profile;
 pub use program::{Constants, EvaluationPlaces, Places, Programs, Sequence};
+pub use scale::Scale;
 pub use settle::Settled;
+pub use staging::staging;
 pub use sweep::Row;
 pub use timeline::OverLinks;
 
+use capful_base::human_bytes;
 use capful_core::memory::{Budget, Role};
 use capful_core::train::Stage;
 use serde::Serialize;
 
-use crate::config::{Config, ConfigError, Order, human_bytes};
-use crate::device::AnyProfile;
+use crate::config::{Config, ConfigError, Order};
 use outside::MainMemory;
 
 /// A stage of the curriculum, in numbers.
@@ -169,7 +174,7 @@ impl Plan {
     /// # Errors
     /// An unknown GPU, or a step that its own operations refuse, which is a defect and says which.
     pub fn new(config: &Config, machine: &Machine) -> Result<(Plan, Laid), ConfigError> {
-        let profile = AnyProfile::of(config)?;
+        let profile = profile(config)?;
         let laid = Laid::new(&config.family(), &profile, machine.rates, &Sections::training(config))?;
         let stages = stages(config, &laid);
         let Some(last) = stages.last() else { return Err(ConfigError("a run has at least one stage".to_owned())) };

@@ -3,14 +3,13 @@
 use capful_core::train::Stage;
 use serde::Serialize;
 
+use super::staging::staging;
 use super::{Laid, Machine};
 use crate::config::{Config, FoundSource, Names, Order};
 use crate::data::sequences::{packed, pool};
 use crate::data::shards::training;
 use crate::data::validation::ValidationSet;
 use crate::data::{ahead, choice, overlap, shuffle, tokenizer};
-use crate::run::shapes::largest_block;
-use crate::run::staging;
 
 /// Batches that the reader makes ahead.
 pub const LOADER_SLOTS: u64 = 3;
@@ -112,7 +111,7 @@ fn running(config: &Config, laid: &Laid, found: &FoundSource) -> Vec<Outside> {
     let encoders = ahead::threads(config);
     // Tokens, targets and offsets.
     let batch = 12 * config.stages().iter().map(Stage::micro_tokens).max().unwrap_or(0);
-    let block = config.span().map_or(0, |span| 12 * largest_block(&config.stages(), span));
+    let block = config.span().map_or(0, |span| 12 * Stage::largest_block(&config.stages(), span));
     let mut lines = vec![
         line("the reader's batches", LOADER_SLOTS * batch + block + (1 << 20)),
         line("thread stacks", STACK * (u64::from(config.threads) + 3 + u64::from(encoders))),

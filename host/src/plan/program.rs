@@ -307,7 +307,7 @@ impl<F: Family> Model for Placed<F> {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::device::AnyProfile;
+    use crate::plan::profile;
     use crate::plan::{Laid, Machine, Plan};
     use capful_core::device::{Meter, Rates};
 
@@ -317,7 +317,7 @@ mod tests {
         let config = Config::resolve(raw).expect("a configuration");
         let (plan, laid) = Plan::new(&config, &Machine::of(&config).expect("a machine")).expect("a plan");
         assert!(laid.programs.get(Sequence::Update).is_none(), "recorded before it was known to fit");
-        let profile = AnyProfile::of(&config).expect("a device");
+        let profile = profile(&config).expect("a device");
         (plan, laid.recorded(&config.family(), &profile).expect("programs"))
     }
 

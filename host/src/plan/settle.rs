@@ -2,7 +2,8 @@
 
 use super::tiers::Fixed;
 use super::{Machine, Plan};
-use crate::config::{BatchSize, ByteSize, Config, ConfigError, Found, RawConfig, RecomputeChoice, StatesChoice};
+use crate::config::{BatchSize, ByteSize, Config, ConfigError, RawConfig, RecomputeChoice, StatesChoice};
+use crate::data::found;
 
 /// What was decided, for which machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,7 +72,7 @@ impl Plan {
         if auto {
             raw.states = None;
         }
-        let found = Found::of(&raw)?;
+        let found = found::find(&raw)?;
         let config = Config::resolve_with(raw, &found)?;
         let machine = Machine { live, ..Machine::with(&config, found.source)? };
         let fit = |config| fitted.fit(config, &machine);

@@ -2,7 +2,8 @@
 //! ledger.
 
 use super::{Machine, Plan};
-use crate::config::{ByteSize, Config, Found, ModelConfig, NameOrSize, NeuroGenConfig, RawConfig, human_bytes};
+use crate::config::{ByteSize, Config, Found, ModelConfig, NameOrSize, NeuroGenConfig, RawConfig};
+use capful_base::human_bytes;
 
 /// Presets for small GPUs, the one in the middle first.
 const PRESETS: [&str; 4] = ["gtx1650-balanced", "gtx1650-ultra", "neurogen-39k", "neurogen-tiny"];

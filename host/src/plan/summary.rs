@@ -1,14 +1,16 @@
 //! The plan on a screen: at most twelve lines of a hundred columns, with colours where the terminal has them.
 
+use capful_base::human_bytes;
 use std::fmt::Write as _;
 
 use anstyle::{AnsiColor, Style};
 use capful_core::memory::Role;
 use indicatif::{HumanCount, HumanFloatCount};
 
+use super::course::Course;
 use super::{Estimates, Line, Plan, StagePlan, outside};
-use crate::config::{Config, Span, human_bytes};
-use crate::run::course::{Course, counted, lasting};
+use crate::config::{Config, Span};
+use capful_base::words::{counted, duration};
 
 const NAME: Style = Style::new().bold();
 const BAR: Style = AnsiColor::Cyan.on_default();
@@ -81,8 +83,8 @@ impl Plan {
         let alone = (self.stages.len() == 1).then_some(self.estimates.seconds_per_step);
         let least = seconds(&|stage| Some(alone.unwrap_or(stage.roofline_seconds))).unwrap_or(0.0);
         match seconds(&|stage| stage.expected_seconds) {
-            Some(expected) => format!("{} in {}; ", course.length(), lasting(expected)),
-            None => format!("{} in {} or more; ", course.length(), lasting(least)),
+            Some(expected) => format!("{} in {}; ", course.length(), duration(expected)),
+            None => format!("{} in {} or more; ", course.length(), duration(least)),
         }
     }
 
@@ -164,7 +166,7 @@ impl Plan {
     fn ranks(&self, config: &Config) -> String {
         let Some(stage) = self.stages.last() else { return String::new() };
         let link = match (config.link, self.estimates.link_seconds_per_step) {
-            (Some(link), Some(seconds)) => format!("over {link} that adds {}", duration(seconds)),
+            (Some(link), Some(seconds)) => format!("over {link} that adds {}", of_step(seconds)),
             _ => "not in the estimates; --link says over what".to_owned(),
         };
         format!("rank 0 of {}: sends {} a step ({link})", config.ranks, human_bytes(stage.sent_per_step))
@@ -174,7 +176,7 @@ impl Plan {
     fn speed(&self, config: &Config) -> String {
         let Estimates { seconds_per_step, tokens_per_s, hours_per_billion_tokens, generation, .. } = self.estimates;
         let of = if self.stages.len() > 1 { "roofline, last stage" } else { "roofline" };
-        let (step, tokens) = (duration(seconds_per_step), HumanCount(tokens_per_s as u64));
+        let (step, tokens) = (of_step(seconds_per_step), HumanCount(tokens_per_s as u64));
         let generation = generation
             .map_or(String::new(), |token| format!("; generation {} tokens/s", HumanCount(token.tokens_per_s as u64)));
         let expected =
@@ -202,7 +204,7 @@ fn bar(bytes: u64, all: u64) -> String {
     "█".repeat(eighths / 8) + rest
 }
 
-fn duration(seconds: f64) -> String {
+fn of_step(seconds: f64) -> String {
     if seconds < 1.0 { format!("{:.3} ms", seconds * 1e3) } else { format!("{seconds:.1} s") }
 }
 

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
+use super::profile::profile;
 use super::{Laid, Machine, Plan, Sections};
 use crate::config::{Config, ConfigError, Recompute};
-use crate::device::AnyProfile;
 
 /// The largest batch of one length at one level of recomputation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -72,7 +72,7 @@ fn row(
         let tried = Config { seq_len, batch_size, recompute, chunk, stage: Vec::new(), ..config.clone() };
         tried.validate().is_ok().then_some(tried)
     };
-    let profile = AnyProfile::of(config)?;
+    let profile = profile(config)?;
     let largest = |chunk: u32| {
         // What is too large to be counted does not fit either.
         let least = |batch_size: u32| {

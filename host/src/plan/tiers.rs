@@ -1,10 +1,11 @@
 //! How few bytes a parameter can take: tiers of what a run keeps of it, each with what it costs.
 
+use capful_base::human_bytes;
 use capful_core::memory::Role;
 use serde::Serialize;
 
 use super::{Machine, Plan};
-use crate::config::{Config, ConfigError, Gradients, Masters, RawConfig, States, human_bytes};
+use crate::config::{Config, ConfigError, Gradients, Masters, RawConfig, States};
 
 /// A way to keep fewer bytes of every parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

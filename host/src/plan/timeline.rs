@@ -2,7 +2,7 @@
 
 use capful_core::device::{Device, Op, OperationError, Rates};
 
-use super::Link;
+use crate::config::Link;
 use crate::device::{Overlap, Place, Stream};
 
 /// Seconds over each link.

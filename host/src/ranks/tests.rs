@@ -10,7 +10,7 @@ use capful_core::train::Settings;
 
 use super::threads;
 use crate::config::{Config, RawConfig};
-use crate::device::{AnyProfile, Storage as _};
+use crate::device::Storage as _;
 use crate::plan::{Machine, Plan};
 use crate::run::{Rows, Session};
 
@@ -95,7 +95,7 @@ fn train(run: Run, count: u32) -> Vec<Left> {
         let (_, laid) = Plan::new(&config, &Machine::of(&config).expect("a machine")).expect("a plan");
         let mut session = Session::start_training(
             laid,
-            &AnyProfile::of(&config).unwrap(),
+            &crate::plan::profile(&config).unwrap(),
             &config,
             &[],
             Some(Rc::new(RefCell::new(peers))),

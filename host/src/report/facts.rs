@@ -1,14 +1,15 @@
 //! What there is to say of a run in words and numbers.
 
+use capful_base::human_bytes;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use super::known::Known;
-use crate::config::{Config, human_bytes};
-use crate::run::course::{counted, date, grouped, lasting, short};
+use crate::config::Config;
 use crate::run::energy;
 use crate::run::standing::State;
+use capful_base::words::{counted, date, duration, grouped, short};
 
 /// A number or a word, and what it is.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -138,9 +139,9 @@ impl Known {
         let speed = curves.tokens_per_s();
         add("tokens_per_s", "tokens a second, in steps", speed.map(|speed| number(speed, grouped(speed as u64))));
         let (seconds, _) = curves.trained;
-        add("seconds", "time in logged steps", (seconds > 0.0).then(|| number(seconds, lasting(seconds))));
+        add("seconds", "time in logged steps", (seconds > 0.0).then(|| number(seconds, duration(seconds))));
         let waited = (curves.waited >= 0.05).then_some(curves.waited);
-        add("waited", "of it waiting for text", waited.map(|seconds| number(seconds, lasting(seconds))));
+        add("waited", "of it waiting for text", waited.map(|seconds| number(seconds, duration(seconds))));
         let fit = |plan: &super::known::Planned| {
             let of = plan.budget_bytes.map_or(String::new(), |budget| format!(" of {}", human_bytes(budget)));
             (format!("{}{of}", human_bytes(plan.needed_bytes)), plan.needed_bytes.to_string())

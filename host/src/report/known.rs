@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::read::Curves;
 use crate::config::{Config, ConfigError, RawConfig};
+use crate::data::found;
 use crate::regular;
 use crate::run::checkpoint::{self, TrainerState};
 use crate::run::directory;
@@ -171,7 +172,7 @@ impl Known {
             name: named
                 .file_name()
                 .map_or_else(|| dir.display().to_string(), |name| name.to_string_lossy().into_owned()),
-            preset: Config::resolve(preset).ok().filter(|_| config.init_from.is_none()),
+            preset: found::resolve(preset).ok().filter(|_| config.init_from.is_none()),
             plan: read(&dir.join(directory::PLAN))?,
             state,
             saved,

@@ -1,11 +1,11 @@
 //! The memory of a run as a treemap: its regions by what they are for, and what lies beside the arena.
 
+use capful_base::human_bytes;
 use serde::Serialize;
 
 use super::known::{Planned, Region};
 use super::scale::rounded;
 use super::treemap::{Rect, squarified};
-use crate::config::human_bytes;
 
 /// A region, as it is drawn.
 #[derive(Debug, Clone, PartialEq, Serialize)]

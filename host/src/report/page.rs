@@ -12,7 +12,7 @@ use super::read::{BUCKETS, Evaluation};
 use super::scale::rounded;
 use super::series::{Lowest, Series};
 use super::{MOST_RUNS, Served};
-use crate::run::course::{counted, grouped};
+use capful_base::words::{counted, grouped};
 
 /// The name ends so that all that is put into it is escaped.
 const TEMPLATE: (&str, &str) = ("page.html", include_str!("page.html"));

@@ -6,9 +6,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, ConfigError, FoundSource, OWN, require_unchanged, sealed};
+use crate::config::{CONFIG_FILE, Config, ConfigError, FoundSource, OWN, PLAN_FILE, require_unchanged, sealed};
 use crate::data::tokenizer::{self, Tokenizer};
-use crate::device::{AnyProfile, Choice, DeviceError};
+use crate::device::{Choice, DeviceError};
 use crate::digest::{self, DigestError, Digests};
 use crate::format::hugging_face::{self, Generation};
 use crate::plan::{Laid, Machine, Sections};
@@ -20,8 +20,8 @@ use crate::run::{Session, checkpoint, generation, metrics, sessions};
 use crate::{disk, regular};
 
 /// The configuration's file.
-pub const CONFIG: &str = "config.toml";
-pub(crate) const PLAN: &str = "plan.json";
+pub const CONFIG: &str = CONFIG_FILE;
+pub(crate) const PLAN: &str = PLAN_FILE;
 /// The digests of the files that a run writes once.
 pub const DIGESTS: &str = "DIGESTS";
 
@@ -305,7 +305,7 @@ impl Trained {
             base = Base::named(config, Some(&state))?;
             algorithms = state.algorithms;
         }
-        let profile = AnyProfile::of(config).map_err(|e| error(&e))?;
+        let profile = crate::plan::profile(config).map_err(|e| error(&e))?;
         // Nothing is trained: where the data lies does not matter.
         let machine = Machine::with(config, FoundSource::default()).map_err(|e| error(&e))?;
         let (family, rates) = (config.family(), machine.rates);

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{checkpoint, directory};
 use crate::config::{Config, ConfigError, IMPORTED, LrSchedule, RUN_KEYS};
+use crate::format::hugging_face::Ancestor;
 use crate::{digest, disk, regular};
 
 /// The file in a run's directory.
@@ -18,7 +19,7 @@ pub const FILE_NAME: &str = "history.json";
 pub struct History {
     /// The models that it was made of, the nearest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub from: Vec<Source>,
+    pub from: Vec<Ancestor>,
     /// What was changed when it went on, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<Change>,
@@ -30,17 +31,6 @@ struct File {
     #[serde(flatten)]
     history: History,
     xxh3: String,
-}
-
-/// A model that another was made of.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Source {
-    /// Its name: that of its directory, or of the Hub where it lies in the Hub's cache.
-    pub name: String,
-    /// Whether it was trained elsewhere.
-    pub elsewhere: bool,
-    /// Whether it was taken over as it is; else it was trained on.
-    pub imported: bool,
 }
 
 /// What was changed at a step.
@@ -80,7 +70,7 @@ impl History {
 
     /// That of a model that is imported from `dir`.
     pub fn imported(dir: &Path) -> History {
-        let source = Source { name: name_of(dir), elsewhere: true, imported: true };
+        let source = Ancestor { name: name_of(dir), elsewhere: true, imported: true };
         History { from: vec![source], changes: Vec::new() }
     }
 
@@ -89,7 +79,7 @@ impl History {
         let Some(from) = config.init_from.as_ref().map(Path::new) else {
             // What was imported by an earlier version is from a place that nobody knows.
             let imported = config.preset == IMPORTED;
-            let unknown = Source { name: String::new(), elsewhere: true, imported: true };
+            let unknown = Ancestor { name: String::new(), elsewhere: true, imported: true };
             return History { from: imported.then_some(unknown).into_iter().collect(), changes: Vec::new() };
         };
         let run = match from.parent() {
@@ -97,13 +87,13 @@ impl History {
             _ => from,
         };
         let own = directory::read_config(run).ok().filter(|_| run != dir);
-        let source = Source { name: name_of(run), elsewhere: own.is_none(), imported: false };
+        let source = Ancestor { name: name_of(run), elsewhere: own.is_none(), imported: false };
         let before = own.and_then(|config| History::of(run, &config).ok()).unwrap_or_default();
         History { from: [vec![source], before.from].concat(), changes: Vec::new() }
     }
 
     /// The model that this one is a version of, where it is one of another's.
-    pub fn base(&self) -> Option<&Source> {
+    pub fn base(&self) -> Option<&Ancestor> {
         let mut known = self.from.iter().filter(|source| !source.name.is_empty());
         known.clone().find(|source| source.elsewhere).or(known.next())
     }
@@ -223,6 +213,6 @@ mod tests {
         assert_eq!(History::of(dir.path(), &resolve("")).unwrap(), History::default());
         let begun = Config { init_from: Some("models/y".to_owned()), ..resolve("") };
         let base = History::of(dir.path(), &begun).unwrap().base().cloned();
-        assert_eq!(base, Some(Source { name: "y".to_owned(), elsewhere: true, imported: false }));
+        assert_eq!(base, Some(Ancestor { name: "y".to_owned(), elsewhere: true, imported: false }));
     }
 }

@@ -11,12 +11,12 @@ use serde::Serialize;
 use super::Session;
 use super::bench::Bench;
 use super::costs::{others_ahead, steps_ahead};
-use super::course::{counted, grouped, lasting};
 use super::energy::{self, Energy};
 use super::session::Rows;
 use crate::config::Config;
-use crate::device::{AnyProfile, DeviceError};
+use crate::device::DeviceError;
 use crate::plan::Laid;
+use capful_base::words::{counted, duration, grouped};
 
 /// Seconds that steps are run for, over all stages.
 const SECONDS: f64 = 10.0;
@@ -65,7 +65,7 @@ impl Measured {
             } else {
                 config.clone()
             };
-            let profile = AnyProfile::of(&of_stage).map_err(|e| DeviceError::Refused(e.0))?;
+            let profile = crate::plan::profile(&of_stage).map_err(|e| DeviceError::Refused(e.0))?;
             let mut session = Session::start_training(laid(&of_stage)?, &profile, &of_stage, &[], None)?;
             let (begun, mut energy) = (Instant::now(), Energy::start(&mut session));
             let took = Bench::as_training(&mut session, &of_stage).time_for(seconds)?;
@@ -91,7 +91,8 @@ impl Measured {
     /// What the run of `config` takes, in a line or two.
     pub fn line(&self, config: &Config) -> String {
         let Measured { step, evaluation, save, run, joules, evaluations, saves } = self;
-        let shown = |seconds: &f64| if *seconds < 1.0 { format!("{:.2} ms", seconds * 1e3) } else { lasting(*seconds) };
+        let shown =
+            |seconds: &f64| if *seconds < 1.0 { format!("{:.2} ms", seconds * 1e3) } else { duration(*seconds) };
         let steps: Vec<_> = step.iter().map(shown).collect();
         let tokens: u64 = config.stages().last().map_or(0, Stage::step_tokens);
         let speed = tokens as f64 / step.last().copied().unwrap_or(f64::INFINITY);
@@ -102,7 +103,7 @@ impl Measured {
                 counted(steps, "step"),
                 counted(*evaluations, "evaluation"),
                 counted(*saves, "save"),
-                lasting(*run),
+                duration(*run),
                 joules.map_or(String::new(), |joules| format!(" and about {}", energy::shown(joules)))
             ),
         };
@@ -110,8 +111,8 @@ impl Measured {
             "measured here: {} a step, {} tokens/s, {} an evaluation, {} a save{length}",
             steps.join(", "),
             grouped(speed as u64),
-            lasting(*evaluation),
-            lasting(*save)
+            duration(*evaluation),
+            duration(*save)
         )
     }
 }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::checkpoint::{self, CheckpointError, Weights};
 use super::{directory, generation};
 use crate::config::{AnyFamily, Config, ConfigError, IMPORTED, RawConfig};
+use crate::data::found;
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{DeviceError, Storage};
 use crate::format::hugging_face::{self, Generation};
@@ -154,7 +155,7 @@ impl Origin {
     /// # Errors
     /// The first size or part that differs, with both values.
     pub fn require(&self, config: &Config) -> Result<(), ConfigError> {
-        let own = Config::resolve(self.raw.clone())?;
+        let own = found::resolve(self.raw.clone())?;
         let table = |config: &Config| toml::Table::try_from(config.model).map_err(|e| ConfigError(e.to_string()));
         let (own, asked) = (table(&own)?, table(config)?);
         for (key, value) in &asked {

@@ -1,10 +1,10 @@
 //! Where a step's time goes: its operations as they ran, and their sums by kind.
 
+use capful_base::human_bytes;
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::config::human_bytes;
 use crate::plan::listing::{self, Operand};
 
 /// An operation of a step, as it ran.

@@ -11,14 +11,15 @@ use capful_core::train::Stage;
 use heapless::Deque;
 use terminal_size::{Width, terminal_size_of};
 
-use super::course::{Course, grouped};
 use super::evaluations::{Evaluation, ROSE};
 use super::metrics::EvalMetrics;
 use super::spark::Spark;
 use super::status::{Status, wrapped};
 use crate::allocations::{self, Activity};
+use crate::plan::course::Course;
 use crate::plan::memory;
 use crate::suggest::ending::Expected;
+use capful_base::words::grouped;
 
 /// How often the line in a terminal is drawn, and how often the rest is looked after.
 const TURN: Duration = Duration::from_millis(250);

@@ -1,27 +1,21 @@
 //! A model on a device: its arena, and the few ways a command talks to it.
 
-use capful_core::device::{Op, OperationError};
+use capful_core::device::Op;
 use capful_core::integer::Integer;
 use capful_core::memory::{Dtype, Entry, Init, Region, Role};
 use capful_core::model::{Batch, Control, FirstValues, MicroBatch, Scales};
 use capful_core::ops::Sample;
 use capful_core::remainder;
-use capful_core::train::{Results, Settings, Stage};
+use capful_core::train::{Results, Settings};
 use half::slice::HalfFloatSliceExt as _;
 
 use super::rehearsal::Rehearsed;
 use super::wiring;
 use crate::config::Config;
 use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Held, Stopwatch, Storage, Ticket};
-use crate::plan::{EvaluationPlaces, Laid, Programs, Sequence};
+use crate::plan::{EvaluationPlaces, Laid, Programs, Sequence, staging};
 use crate::ranks::SharedPeers;
 use crate::ranks::together::together;
-
-impl From<OperationError> for DeviceError {
-    fn from(error: OperationError) -> Self {
-        DeviceError::Failed(error.to_string())
-    }
-}
 
 /// A batch in main memory: three slices of its rows, one after the other.
 #[derive(Debug, Clone, Copy)]
@@ -490,23 +484,6 @@ impl Session {
     pub fn evaluation_stage(&self) -> Result<MicroBatch, DeviceError> {
         self.laid.sections.evaluation.ok_or_else(|| missing("evaluation"))
     }
-}
-
-/// Bytes that the inputs and results of the largest step take on their way, each rounded up to 16.
-pub(crate) fn staging(laid: &Laid, vocab_size: u32, stages: &[Stage]) -> u64 {
-    // Ids, targets and offsets; the key of masks.
-    let tokens = |count: u64| 3 * (4 * count).next_multiple_of(16);
-    let key = if laid.places.training.iter().any(|batch| batch.key.is_some()) { 16 } else { 0 };
-    let here = &laid.sections.accumulate;
-    let training = stages.iter().zip(here).map(|(p, here)| (tokens(p.micro_tokens()) + key) * u64::from(*here)).max();
-    let evaluation = laid.sections.evaluation.map_or(0, |stage| tokens(stage.tokens().into()));
-    let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 128 } else { 0 };
-    // What a rank tells the others with every micro-batch, and what all of them told.
-    let told = match laid.places.control.of_ranks {
-        Some(results) => 32 * u64::from(here.iter().copied().max().unwrap_or(0)) + results.bytes(),
-        None => 0,
-    };
-    told + training.unwrap_or(0).max(evaluation).max(decoding) + 128
 }
 
 /// The region that a step's results come from: where ranks share, with those of each.

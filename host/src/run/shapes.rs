@@ -13,16 +13,6 @@ pub(super) fn shapes(stages: Vec<Stage>) -> Shapes {
     })
 }
 
-/// Batches of a stage's blocks: as many as `span` tokens of a row take, one at least.
-pub fn in_span(stage: &Stage, span: u32) -> u64 {
-    u64::from((span / stage.seq_len.max(1)).max(1))
-}
-
-/// Tokens of the largest block.
-pub fn largest_block(stages: &[Stage], span: u32) -> u64 {
-    stages.iter().map(|p| p.micro_tokens() * in_span(p, span)).max().unwrap_or(0)
-}
-
 /// Each batch's place in its block. The last block of a stage is as long as what is left of it, but not that of the run:
 /// its steps may become more when it is resumed.
 ///
@@ -32,7 +22,7 @@ pub(super) fn blocks(stages: Vec<Stage>, ends: Vec<u64>, span: u32) -> Blocks {
         let Ok(curriculum) = Curriculum::new(&stages) else { return InBlock { index: 0, batches: 1 } };
         let stage = curriculum.of_micro_batch(number);
         let begins = curriculum.micro_batches(stages[stage].from);
-        let batches = in_span(&stages[stage], span);
+        let batches = stages[stage].batches_in(span);
         let (index, first) = ((number - begins) % batches, number - (number - begins) % batches);
         let left = ends.get(stage).map_or(batches, |&end| curriculum.micro_batches(end).saturating_sub(first));
         if left <= index {

@@ -1,8 +1,8 @@
 //! How a run stands, in one line: all of it in a file, as much as fits in a terminal.
 
-use super::course::{grouped, lasting};
-use crate::config::human_bytes;
 use crate::suggest::ending::Expected;
+use capful_base::human_bytes;
+use capful_base::words::{duration, grouped};
 
 /// Columns between parts.
 const GAP: usize = 2;
@@ -53,7 +53,7 @@ impl Status {
             (2, (*skipped > 0).then(|| format!("{skipped} skipped"))),
             (4, tokens_per_s.map(|speed| format!("{} tokens/s", grouped(speed as u64)))),
             (8, memory.map(|(used, planned)| format!("{} of {}", human_bytes(used), human_bytes(planned)))),
-            (3, left.map(|seconds| format!("{} left", lasting(seconds)))),
+            (3, left.map(|seconds| format!("{} left", duration(seconds)))),
         ];
         parts.into_iter().filter_map(|(rank, part)| Some((rank, part?))).collect()
     }

@@ -32,7 +32,7 @@ use super::progress::{Ahead, Progress};
 use super::restored::restore;
 use super::sample::Samples;
 use super::session::Rows;
-use super::shapes::{blocks, largest_block, shapes};
+use super::shapes::{blocks, shapes};
 use super::speed::Speedometer;
 use crate::allocations::{self, Activity};
 use crate::config::{Config, ConfigError};
@@ -149,7 +149,7 @@ impl<'a> Trainer<'a> {
         let mut sequences = corpus.training().map_err(refused)?;
         let stages = config.stages();
         let micro = stages.iter().map(Stage::micro_tokens).max().unwrap_or(0);
-        let block = config.span().map_or(0, |span| largest_block(&stages, span));
+        let block = config.span().map_or(0, |span| Stage::largest_block(&stages, span));
         sequences.require(config.least_tokens()).map_err(refused)?;
         let Began { source, validation: validation_files, beside } = corpus.all_began();
         let mut state = TrainerState {

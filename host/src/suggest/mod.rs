@@ -301,7 +301,7 @@ impl Means<'_> {
         }
         if all.is_empty() {
             let too_large = least.map(|bytes| {
-                let bytes = crate::config::human_bytes(bytes);
+                let bytes = capful_base::human_bytes(bytes);
                 ConfigError(format!("no model fits: the smallest run needs {bytes}; raise --budget or free memory"))
             });
             return Err(too_large.or(refused).unwrap_or_else(|| ConfigError("there is no candidate".to_owned())));

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use capful_core::memory::{Entry, Role};
 use capful_core::train::Settings;
 use capful_host::config::{Config, RawConfig};
-use capful_host::device::{AnyProfile, Storage as _};
+use capful_host::device::Storage as _;
 use capful_host::plan::{Machine, Plan};
 use capful_host::run::{Rows, Session};
 use capful_tests::binary::{Outcome, TINY, command, directory, forget_digests};
@@ -198,7 +198,7 @@ fn weights_and_moments_keep_their_bits_where_loss_or_norm_are_not_finite() {
             let config = Config::resolve(RawConfig::read(&path).unwrap()).unwrap();
             let machine = Machine::of(&config).unwrap();
             let (_, laid) = Plan::new(&config, &machine).unwrap();
-            let profile = AnyProfile::of(&config).unwrap();
+            let profile = capful_host::plan::profile(&config).unwrap();
             let mut session = Session::start_training(laid, &profile, &config, &[], None).unwrap();
             let first = bits(&mut session);
             assert!(step(&mut session, &config, 0, None).iter().all(|x| x.is_finite()));

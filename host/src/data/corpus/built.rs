@@ -5,11 +5,11 @@ use std::path::Path;
 use super::super::conversation::ChatTemplate;
 use super::super::error::SourceError;
 use super::super::snapshot::Began;
-use super::super::source::{Document, Documents, Source};
+use super::super::source::{Document, Documents};
 use super::super::split::Part;
 use super::super::tokenizer::{self, Built, DocumentError, Tokenizer, TokenizerError};
 use super::{CorpusError, Opened, mixed, open};
-use crate::config::Config;
+use crate::config::{Config, Source};
 
 /// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
 const TALES_READ: usize = 10_000;

@@ -7,11 +7,11 @@ use super::super::error::SourceError;
 use super::super::ngram::Baselines;
 use super::super::overlap::{self, Overlap};
 use super::super::shards::training::TrainingTokens;
-use super::super::source::Source;
 use super::super::split::Part;
 use super::super::validation::ValidationSet;
 use super::super::whole::Whole;
 use super::Corpus;
+use crate::config::Source;
 
 /// The most of a document that is clean may stand in the training side.
 const CLEAN: f64 = 0.1;

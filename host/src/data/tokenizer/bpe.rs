@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
+use capful_core::vocab::BYTE_IDS;
 use capful_core::vocab::bpe::{Encoder, Merge, Node};
 use capful_core::vocab::pieces::Cut;
 use capful_core::vocab::{BOS, EOS, SPECIALS, index_len};
@@ -67,8 +68,8 @@ impl BpeTokenizer {
     /// [`TokenizerError::CapTooSmall`], [`TokenizerError::CapTooLarge`], [`TokenizerError::NoWords`],
     /// [`TokenizerError::Document`].
     pub fn build(cap: u32, documents: &mut Documents<'_>) -> Result<Self, TokenizerError> {
-        if cap < byte::SIZE {
-            return Err(TokenizerError::CapTooSmall { kind: "bpe".to_owned(), asked: cap, least: byte::SIZE });
+        if cap < BYTE_IDS {
+            return Err(TokenizerError::CapTooSmall { kind: "bpe".to_owned(), asked: cap, least: BYTE_IDS });
         }
         if cap > MOST_TOKENS {
             return Err(TokenizerError::CapTooLarge { kind: "bpe", asked: cap, most: MOST_TOKENS });

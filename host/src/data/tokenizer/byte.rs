@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use capful_core::vocab::pieces::Cut;
-use capful_core::vocab::{BOS, BYTES, EOS, SPECIALS};
+use capful_core::vocab::{BOS, BYTE_IDS, BYTES, EOS, SPECIALS};
 use serde::Serialize;
 
 use super::error::Refusal;
@@ -13,9 +13,6 @@ use super::{EncodeError, Tables, Tokenizer};
 
 /// The id of byte 0.
 pub(super) const FIRST_BYTE: u32 = SPECIALS.len() as u32;
-
-/// Number of ids that the specials and the bytes take.
-pub const SIZE: u32 = FIRST_BYTE + 256;
 
 /// Every byte of UTF-8 is a token. 260 ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +41,7 @@ impl ByteTokenizer {
 
 impl Tokenizer for ByteTokenizer {
     fn vocab_size(&self) -> u32 {
-        SIZE
+        BYTE_IDS
     }
 
     fn bos(&self) -> Option<u32> {

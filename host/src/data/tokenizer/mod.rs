@@ -28,7 +28,6 @@ use std::sync::Arc;
 use capful_core::vocab::{FINGERPRINT, fingerprint};
 
 use crate::disk;
-use crate::format::firmware::Tables;
 
 pub mod bpe;
 pub mod build;
@@ -49,15 +48,17 @@ pub mod sample;
 mod search;
 pub mod splits;
 pub mod streamed;
+mod tables;
 pub mod template;
 pub mod train;
 pub mod word;
 
 pub use build::{Built, DocumentError, build, training_bytes};
-pub use byte::SIZE as BYTES;
+pub use capful_core::vocab::BYTE_IDS as BYTES;
 pub use error::{EncodeError, TokenizerError};
 pub use load::{FILE_NAME, load, load_file};
 pub use marks::{MAP_FILE_NAME, TEMPLATE_FILE_NAME};
+pub use tables::Tables;
 
 /// The file beside [`FILE_NAME`] that names its class and marks.
 pub const CLASS_FILE_NAME: &str = "tokenizer_config.json";

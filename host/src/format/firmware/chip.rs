@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{Model, Sizes, described, positions, tables, vocabulary};
 use crate::config::{ByteSize, Config, ConfigError, TokenizerChoice, Weights};
-use crate::data::tokenizer::{self, Tokenizer};
+use crate::data::tokenizer::{self, Tables, Tokenizer};
 
 /// A microcontroller's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -180,7 +180,7 @@ pub fn on_chip(
     let vocabulary = match run {
         Some(dir) => Some(spelled(&*tokenizer::load(dir).map_err(|e| ConfigError(e.to_string()))?)?),
         None => match TokenizerChoice::parse(&config.tokenizer)? {
-            TokenizerChoice::Byte => Some(vocabulary::Tables::Bytes.bytes().len() as u64),
+            TokenizerChoice::Byte => Some(vocabulary::bytes_of(&Tables::Bytes).len() as u64),
             TokenizerChoice::File(path) => {
                 Some(spelled(&*tokenizer::load_file(&path).map_err(|e| ConfigError(e.to_string()))?)?)
             }

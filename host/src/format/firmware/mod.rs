@@ -4,16 +4,13 @@
 //! - `chip`: what of that a microcontroller has room for
 //! - `sizes`: what the image holds and what its model needs beside it, to the byte
 //! - `vocabulary`: the tables of a tokenizer
-//! - `write`: the image, and a Rust file of its sizes beside it
 
 mod chip;
 mod described;
 mod sizes;
 mod vocabulary;
-mod write;
 
 pub use chip::{Chip, OnChip, on_chip};
 pub use described::{Model, described, positions};
 pub use sizes::Sizes;
-pub use vocabulary::{Tables, tables};
-pub use write::{Exported, Read, export, image};
+pub use vocabulary::{none, tables};

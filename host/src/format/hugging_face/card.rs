@@ -1,23 +1,48 @@
 //! The model card: what is known of a model, and nothing else.
 
+use capful_base::human_bytes;
 use std::fmt::Write as _;
 use std::path::Path;
 
 use capful_core::model::Transformer;
 use capful_core::train::Averaging;
+use serde::{Deserialize, Serialize};
 
-use crate::config::human_bytes;
 use crate::format::export::{Architecture, Element, Stored};
-use crate::run::history::Source;
-use crate::run::metrics::EvalMetrics;
+
+/// A model that another was made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ancestor {
+    /// Its name: that of its directory, or of the Hub where it lies in the Hub's cache.
+    pub name: String,
+    /// Whether it was trained elsewhere.
+    pub elsewhere: bool,
+    /// Whether it was taken over as it is; else it was trained on.
+    pub imported: bool,
+}
+
+/// A model's validation.
+#[derive(Debug, Clone, Copy)]
+pub struct Score {
+    /// Steps done.
+    pub step: u64,
+    /// Nats a token.
+    pub loss: f64,
+    /// The loss's standard error over the documents, of several documents.
+    pub standard_error: Option<f64>,
+    /// Bits a byte of text, of a tokenizer that restores the text.
+    pub bits_per_byte: Option<f64>,
+    /// Tokens that were scored.
+    pub tokens: u64,
+}
 
 /// What a run knows of its model.
 #[derive(Debug, Clone)]
 pub struct Card {
     /// The models that it was made of, the nearest first.
-    pub from: Vec<Source>,
+    pub from: Vec<Ancestor>,
     /// The one that it is a version of, where it is of another's.
-    pub base: Option<Source>,
+    pub base: Option<Ancestor>,
     /// The data's name, of a model that was trained here.
     pub data: Option<String>,
     /// The kind of the tokenizer, or its file's name.
@@ -29,7 +54,7 @@ pub struct Card {
     /// Tokens trained on.
     pub tokens: Option<u64>,
     /// The last evaluation.
-    pub score: Option<EvalMetrics>,
+    pub score: Option<Score>,
     /// How its weights are averaged, where they are.
     pub averaging: Option<Averaging>,
     /// How it is trained again.
@@ -134,17 +159,13 @@ impl Card {
             None => {}
         }
         if let Some(score) = self.score {
-            let error = score.val_loss_se.map_or_else(String::new, |error| format!(" ± {error:.4} (standard error)"));
-            writeln!(text, "| Validation loss | {:.4}{error} nats a token |", score.val_loss)?;
-            if let Some(bits) = score.val_bits_per_byte {
+            let error =
+                score.standard_error.map_or_else(String::new, |error| format!(" ± {error:.4} (standard error)"));
+            writeln!(text, "| Validation loss | {:.4}{error} nats a token |", score.loss)?;
+            if let Some(bits) = score.bits_per_byte {
                 writeln!(text, "| Validation loss | {bits:.4} bits a byte |")?;
             }
-            writeln!(
-                text,
-                "| Validated on | {} tokens after {} steps |",
-                grouped(score.val_tokens),
-                grouped(score.step)
-            )?;
+            writeln!(text, "| Validated on | {} tokens after {} steps |", grouped(score.tokens), grouped(score.step))?;
         }
         writeln!(text, "\n## Load it\n\n```python")?;
         writeln!(text, "from transformers import AutoModelForCausalLM, AutoTokenizer")?;
@@ -199,7 +220,7 @@ fn plain(name: &str) -> String {
 }
 
 /// How the card calls a model.
-fn called(source: &Source) -> String {
+fn called(source: &Ancestor) -> String {
     match plain(&source.name) {
         name if name.is_empty() => "a model that is not recorded".to_owned(),
         name => format!("`{name}`"),
@@ -207,7 +228,7 @@ fn called(source: &Source) -> String {
 }
 
 /// Where a model of which this one was made came from.
-fn itself(source: &Source) -> String {
+fn itself(source: &Ancestor) -> String {
     let how = if source.imported { "imported" } else { "begun" };
     format!(" That was itself {how} from {}.", called(source))
 }

@@ -13,7 +13,7 @@ mod shards;
 mod window;
 mod write;
 
-pub use card::{Card, Recipe};
+pub use card::{Ancestor, Card, Recipe, Score};
 pub use export::{Exported, Request, export};
 pub use generation::{Generation, Marks};
 pub use names::{canonical, is_buffer, tied_head};

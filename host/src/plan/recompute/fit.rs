@@ -1,9 +1,10 @@
 //! The choice of what is computed again, and at last of what is kept in 8 bits, for a given memory.
 
+use capful_base::human_bytes;
 use capful_core::model::{self, Activation, EightBits};
 
 use super::{reducible, with};
-use crate::config::{Config, ConfigError, human_bytes};
+use crate::config::{Config, ConfigError};
 use crate::plan::{Machine, Plan};
 
 /// A configuration that was tried.

@@ -18,7 +18,7 @@ use super::origin::{self, Origin};
 use super::{claim, directory, metrics, moved};
 use crate::config::{BatchSize, ByteSize, Config, ConfigError, OWN, Order, RawConfig, is_path};
 use crate::data::corpus::Corpus;
-use crate::device::AnyProfile;
+use crate::data::found;
 use crate::plan::{Machine, Plan};
 
 /// A run of a sweep, before it starts.
@@ -56,7 +56,7 @@ impl Planned {
         if !done {
             plan.require_fit(&config, &machine)?;
             machine.require_main_memory(&config, &plan)?;
-            AnyProfile::of(&config)?.require().map_err(said)?;
+            crate::plan::profile(&config)?.require().map_err(said)?;
         }
         Ok(Planned { raw, config, plan, machine, begun, done })
     }
@@ -103,7 +103,7 @@ fn gone_on(raw: &RawConfig, dir: &Path) -> Result<(Config, Machine, bool), Confi
     let state = with_state.map(checkpoint::read_state).transpose().map_err(said)?;
     let began = state.as_ref().map(TrainerState::began).unwrap_or_default();
     moved::follow(&mut saved, raw, from.as_deref(), began)?;
-    let (config, found) = saved.resumed_with_found(raw.clone())?;
+    let (config, found) = saved.resumed_with(raw.clone(), &found::find)?;
     if let Some(state) = state.as_ref().filter(|state| config.steps > 0 && state.step > config.steps) {
         let (step, steps) = (state.step, config.steps);
         return Err(ConfigError(format!(

@@ -8,8 +8,8 @@ use capful_core::memory::Role;
 use capful_core::random::Random;
 
 use crate::config::{Config, RawConfig};
+use crate::device::Storage as _;
 use crate::device::witness::lay::encode;
-use crate::device::{AnyProfile, Storage as _};
 use crate::plan::{Laid, Sections};
 use crate::run::Session;
 use crate::run::generate::{End, Generator};
@@ -26,7 +26,7 @@ fn session(device: &str) -> Session {
     );
     let raw: RawConfig = toml::from_str(&text).expect("TOML");
     let config = Config::resolve(raw).expect("a configuration");
-    let profile = AnyProfile::of(&config).expect("a device");
+    let profile = crate::plan::profile(&config).expect("a device");
     let sections = Sections { decoding: Some(CONTEXT), ..Sections::none(&config) };
     let family = config.family();
     let laid = Laid::new(&family, &profile, Rates::ONE, &sections).and_then(|laid| laid.recorded(&family, &profile));

@@ -1,4 +1,4 @@
-//! The image of a run's last checkpoint.
+//! The image for a chip of a run's last checkpoint, and a Rust file of the image's sizes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,16 +7,15 @@ use capful_core::image::{Described, Header, crc32};
 use capful_core::integer::Integer;
 use capful_core::memory::{Entry, Layout, Role};
 
-use super::vocabulary::{none, tables};
-use super::{Model, Sizes, described, positions};
+use super::Session;
+use super::checkpoint::{self, Weights};
+use super::directory::{self, Trained};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{DeviceError, Storage as _};
 use crate::format::export::{ExportError, Place, Written};
+use crate::format::firmware::{Model, Sizes, described, none, positions, tables};
 use crate::plan::Sections;
 use crate::regular;
-use crate::run::Session;
-use crate::run::checkpoint::{self, Weights};
-use crate::run::directory::{self, Trained};
 
 /// Weights, their scales and tables of a model as a chip has them, and where they are now.
 fn places(description: &impl Described) -> Result<(Vec<Entry>, u64), DeviceError> {
@@ -146,13 +145,13 @@ fn vocabulary(tokenizer: &dyn Tokenizer, ids: u32) -> Result<Vec<u8>, DeviceErro
     }
 }
 
-/// The sizes as Rust constants.
 /// How the constants of the image `out` begin.
 fn first_line(out: &Path) -> String {
     let name = out.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     format!("// Sizes of {name}, for the firmware that runs it; written by `host export`.\n")
 }
 
+/// The sizes as Rust constants.
 fn constants_of(out: &Path, image: &[u8], sizes: &Sizes, [ids, context]: [u32; 2]) -> String {
     let first_line = first_line(out);
     format!(

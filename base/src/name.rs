@@ -9,7 +9,7 @@ const HOST: &str = "host";
 const CAPFUL: &str = "capful";
 
 /// The name that this process was called by. A copy or a link of any other name calls itself `host`.
-pub(crate) fn called() -> &'static str {
+pub fn called() -> &'static str {
     of(std::env::args_os().next().as_deref())
 }
 
@@ -19,7 +19,7 @@ fn of(program: Option<&OsStr>) -> &'static str {
 }
 
 /// `text`, in which commands that it names in backquotes are called as this one was.
-pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
+pub fn spelled(text: &str) -> Cow<'_, str> {
     spelled_as(called(), text)
 }
 

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-use crate::config::human_bytes;
+use crate::words::human_bytes;
 
 /// The most bytes of a file of settings: config.toml, config.json. What they are read into takes many times that.
 pub const SETTINGS: u64 = 1 << 20;
