@@ -13,16 +13,14 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod cli;
-pub mod config;
-pub mod data;
 pub mod device;
 pub mod format;
 pub mod live;
 pub mod plan;
-pub mod ranks;
 pub mod report;
 pub mod run;
 pub mod suggest;
 
+use capful_base::name;
 pub use capful_base::{allocations, digest, disk, lock, regular};
-pub(crate) use capful_base::{contain, name};
+pub use {capful_config as config, capful_data as data, capful_ranks as ranks};

@@ -6,10 +6,10 @@ use capful_core::device::{Device, Op, OperationError, Profile, Single};
 use capful_core::memory::{Dtype, Region, Role};
 
 use super::cpu::{Cpu, CpuProfile};
-use super::cuda::{self, Cuda, CudaError, CudaProfile, Products};
-use super::reference::Reference;
+use super::cuda::{self, Cuda, CudaProfile, Products};
 use super::{Allocation, DeviceError, Others, Storage};
 use crate::ranks::SharedPeers;
+use capful_device::Reference;
 
 /// What the configured device implies for memory.
 #[derive(Debug, Clone)]
@@ -98,13 +98,6 @@ pub struct Ticket {
     /// The step that it is of, in main memory.
     step: u64,
     pending: Option<cuda::Pending>,
-}
-
-impl From<CudaError> for DeviceError {
-    fn from(error: CudaError) -> Self {
-        let text = error.to_string();
-        if error.refuses() { DeviceError::Refused(text) } else { DeviceError::Failed(text) }
-    }
 }
 
 impl AnyDevice {
@@ -375,5 +368,24 @@ mod tests {
             assert_eq!(f32::from_le_bytes(bytes), 2.0);
             assert_eq!(*device.results_soon(second, &mut soon).unwrap(), 2.0f32.to_le_bytes());
         }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn results_that_come_soon_are_changed_where_they_lie() {
+        capful_driver::load_or(Some(capful_kernels::STAND_IN)).expect("a driver or the stand-in");
+        let region =
+            |offset, columns| Region { space: Space::Arena, dtype: Dtype::F32, offset, shape: [1, 1, 1, columns] };
+        let room = cuda::Room { arena: 512, scratch: region(0, 64), staging: 16 };
+        let mut device = AnyDevice::Cuda(Box::new(Cuda::open(0, room, Products::Own).expect("a GPU")));
+        device.next_step().expect("a step");
+        device.queue_write(region(0, 1), &1.0f32.to_le_bytes()).expect("room");
+        let (ticket, mut bytes) = (device.queue_read(region(0, 1)).expect("room"), [9; 4]);
+        let found = device.results_soon(ticket, &mut bytes).expect("a good step");
+        assert_eq!(*found, 1.0f32.to_le_bytes());
+        found.fill(0);
+        assert_eq!(bytes, [9; 4]);
+        device.results(ticket, &mut bytes).expect("a good step");
+        assert_eq!(bytes, [0; 4]);
     }
 }

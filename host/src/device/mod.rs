@@ -1,69 +1,11 @@
 //! The devices a step can run on, behind one type.
 
-mod allocation;
 mod any;
-pub mod cpu;
-#[cfg(feature = "cuda")]
-pub mod cuda;
-#[cfg(not(feature = "cuda"))]
-#[path = "cuda/absent.rs"]
-pub mod cuda;
-mod others;
-mod overlap;
-mod reference;
 mod stopwatch;
-mod window;
-#[cfg(test)]
-mod witness;
 
-pub use allocation::Allocation;
 pub use any::{AnyDevice, AnyProfile, Ticket};
-pub use others::Others;
-pub use overlap::{Overlap, Place, Stream};
+pub use capful_cpu as cpu;
+pub use capful_cuda as cuda;
+pub use capful_cuda::Choice;
+pub use capful_device::{Allocation, DeviceError, Held, Others, Overlap, Place, Storage, Stream, Window};
 pub use stopwatch::Stopwatch;
-pub use window::{Held, Window};
-
-pub use cuda::Choice;
-
-use std::ops::Range;
-
-use capful_core::device::OperationError;
-use capful_core::memory::Region;
-
-/// Why a device does not do what was asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// It is not there, or has less than was asked for; nothing was begun.
-    #[error("{0}")]
-    Refused(String),
-    /// It failed while working.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl From<OperationError> for DeviceError {
-    fn from(error: OperationError) -> Self {
-        DeviceError::Failed(error.to_string())
-    }
-}
-
-/// Storage of regions, wherever it is.
-pub trait Storage {
-    /// Writes the region's bytes.
-    ///
-    /// # Errors
-    /// A region beyond the arena, a lost device.
-    fn write(&mut self, region: Region, bytes: &[u8]) -> Result<(), DeviceError>;
-
-    /// Reads the region's bytes, after all queued work.
-    ///
-    /// # Errors
-    /// A region beyond the arena, a lost device.
-    fn read(&mut self, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError>;
-
-    /// Which of the region's bytes are here: others are neither written nor read. All of them but of tables that ranks
-    /// share.
-    fn held(&self, region: Region) -> Range<usize> {
-        0..region.bytes() as usize
-    }
-}

@@ -19,6 +19,8 @@ mod machine;
 pub mod memory;
 mod moments;
 mod outside;
+#[cfg(test)]
+mod overlap_tests;
 mod profile;
 mod program;
 pub mod recompute;

@@ -38,6 +38,8 @@ pub mod standing;
 pub mod status;
 pub mod sweep;
 mod tensorboard;
+#[cfg(test)]
+mod tests;
 pub mod trace;
 pub mod train;
 pub mod transcript;

@@ -72,7 +72,7 @@ fn text(paragraphs: usize) -> String {
 }
 
 fn testdata(name: &str) -> Vec<u8> {
-    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/testdata").join(name)).unwrap()
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/testdata").join(name)).unwrap()
 }
 
 #[test]

@@ -42,6 +42,7 @@ mod ranks;
 mod released;
 mod report;
 mod resume;
+mod rooms;
 mod runs;
 mod saved;
 mod schedule;

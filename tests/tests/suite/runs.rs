@@ -349,7 +349,7 @@ fn text(paragraphs: usize) -> Vec<String> {
 fn every_kind_of_source_and_tokenizer_trains() {
     let dir = directory();
     let dir = dir.path();
-    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/testdata");
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/testdata");
     fs::write(dir.join("corpus.txt"), text(150).join("\n\n")).unwrap();
     let lines: Vec<_> =
         text(150).iter().map(|t| serde_json::json!({ "text": t, "body": format!("{t} again") }).to_string()).collect();

@@ -1,0 +1,112 @@
+//! The linear layer: one product, and what belongs to it on each block while it is in cache.
+
+use capful_core::device::{Operation as _, OperationError};
+use capful_core::memory::Arena;
+use capful_core::ops::{IntegerProduct, IntegerRows, Linear};
+
+use super::integer::{self, Codes};
+use crate::gemm::{self, Matrix, MatrixMut, Update};
+use crate::pool::Parts;
+use crate::simd;
+use crate::{Cpu, CpuProfile, OnCpu, bytes};
+
+impl OnCpu for Linear {
+    fn scratch(&self, profile: &CpuProfile) -> u64 {
+        let [rows, inputs, outputs] = [self.x.rows(), self.x.columns(), self.out.columns()].map(|n| n as usize);
+        if self.integer.is_some() { 0 } else { bytes(gemm::scratch_len(rows, outputs, inputs, profile.workers())) }
+    }
+
+    #[inline(never)]
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        if self.quantised.is_some() {
+            return self.reference(&mut arena);
+        }
+        if let Some(product) = self.integer {
+            return cpu.run_integer_linear(&self, &product);
+        }
+        let ([x, weight, bias, residual], [out, activated, scratch]) = arena.f32s(
+            [Some(self.x), Some(self.weight), self.bias, self.epilogue.residual()],
+            [Some(self.out), self.epilogue.activated(), Some(cpu.scratch)],
+        )?;
+        let [rows, inputs, outputs] = [self.x.rows(), self.x.columns(), self.out.columns()].map(|n| n as usize);
+        let weight = match self.transposed {
+            true => Matrix::new(weight, inputs, outputs),
+            false => Matrix::new(weight, outputs, inputs).transposed(),
+        };
+        let (activated, activates) = (Parts::new(activated), self.epilogue.activated().is_some());
+        gemm::product(
+            &mut cpu.pool,
+            Matrix::new(x, rows, inputs),
+            weight,
+            MatrixMut::new(out, rows, outputs),
+            if self.epilogue.adds() { Update::Accumulate } else { Update::Overwrite },
+            scratch,
+            |_, mut block| {
+                let cols = block.cols();
+                for row in block.rows() {
+                    let at = row * outputs + cols.start..row * outputs + cols.end;
+                    let out = block.row(row);
+                    if let Some(bias) = bias.get(cols.clone()) {
+                        simd::add(bias, out);
+                    }
+                    if let Some(residual) = residual.get(at.clone()) {
+                        simd::add(residual, out);
+                    }
+                    if activates {
+                        // SAFETY: blocks of `out` are disjoint, and this is the same block of a matrix as large.
+                        simd::gelu_forward(out, unsafe { activated.range(at) });
+                    }
+                }
+            },
+        );
+        Ok(())
+    }
+}
+
+impl Cpu {
+    /// The same of integers: their products, then everything else as the reference loops do it, but for the GELU.
+    #[inline(never)]
+    fn run_integer_linear(&mut self, op: &Linear, product: &IntegerProduct) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words());
+        let [x, weight, scales, x_scales, bias, residual, mut out, mut activated] = arena.views([
+            Some(op.x),
+            Some(op.weight),
+            Some(product.weight.scales),
+            product.x_scales,
+            op.bias,
+            op.epilogue.residual(),
+            Some(op.out),
+            op.epilogue.activated(),
+        ])?;
+        let weight = IntegerRows::new(op.weight, product.weight, &weight, &scales)?;
+        let (inputs, outputs) = (op.x.columns() as usize, op.out.columns() as usize);
+        let (bias, residual, activated) = (bias.f32()?, residual.f32()?, Parts::new(activated.f32_mut()?));
+        let (out, adds, activates) = (out.f32_mut()?, op.epilogue.adds(), op.epilogue.activated().is_some());
+        // What is behind the product, on a part of row `r` from column `first` on.
+        let finish = |r: usize, first: usize, out: &mut [f32]| {
+            let at = r * outputs + first..r * outputs + first + out.len();
+            for (i, y) in out.iter_mut().enumerate() {
+                *y += bias.get(first + i).copied().unwrap_or_default();
+                *y += residual.get(at.start + i).copied().unwrap_or_default();
+            }
+            if activates {
+                // SAFETY: parts of `out` are disjoint, and this is the same part of a matrix as large.
+                simd::gelu_forward(out, unsafe { activated.range(at) });
+            }
+        };
+        if op.transposed {
+            let rows = |r: usize, row: &mut [f32]| finish(r, 0, row);
+            integer::transposed(&mut self.pool, (x.f32()?, inputs), &weight, (out, outputs), adds, rows);
+            return Ok(());
+        }
+        let x = Codes { codes: x.i8()?, scales: x_scales.f32()?, inputs };
+        integer::product(&mut self.pool, x, &weight, out, outputs, |r, first, products, out| {
+            for (y, product) in out.iter_mut().zip(products) {
+                *y = if adds { *y + product } else { *product };
+            }
+            finish(r, first, out);
+        });
+        Ok(())
+    }
+}

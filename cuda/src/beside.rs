@@ -1,0 +1,128 @@
+//! A program on two streams, as [`Overlap`] places its operations.
+//!
+//! Both are recorded into one graph. That a stream waits for an operation of the other one is an edge of the graph.
+
+use std::collections::VecDeque;
+
+use capful_core::device::{Op, OperationError};
+use capful_core::ops::AllGather;
+use cust::context::CurrentContext;
+use cust::event::{Event, EventFlags};
+use cust::stream::{Stream as Queue, StreamFlags, StreamWaitEventFlags};
+
+use super::device::Cuda;
+use super::error::CudaError;
+use capful_device::{Overlap, Place, Stream};
+
+/// Bytes that are worth a kernel of NCCL's: tables that are gathered one behind the other go together up to here. Of whole
+/// tables, so that all ranks put the same ones together.
+const TOGETHER: u64 = 64 << 20;
+
+impl Cuda {
+    /// Opens the stream for what ranks send each other. Its blocks go first: they are few, and would otherwise wait for those
+    /// of a whole product.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn open_exchange(&mut self) -> Result<(), CudaError> {
+        let range = CurrentContext::get_stream_priority_range();
+        let first = range.map_err(CudaError::of("cuCtxGetStreamPriorityRange"))?.greatest;
+        let queue = Queue::new(StreamFlags::NON_BLOCKING, Some(first)).map_err(CudaError::of("cuStreamCreate"))?;
+        self.exchange = Some(queue);
+        Ok(())
+    }
+
+    /// Records a program on both streams.
+    pub(super) fn run_beside(&mut self, ops: &[Op]) -> Result<(), OperationError> {
+        let mut overlap = Overlap::default();
+        let places: Vec<Place> = ops.iter().map(|op| overlap.place(op)).collect();
+        // Which operations of each stream the other one waits for. It does so in their order, and once for each.
+        let awaited =
+            |stream| places.iter().filter(move |place| place.stream != stream).filter_map(|place| place.behind);
+        let mut awaited = [Stream::Compute, Stream::Exchange].map(|stream| awaited(stream).peekable());
+        // Their ends, and how many operations of each stream there were.
+        let (mut ends, mut done) = ([VecDeque::new(), VecDeque::new()], [0; 2]);
+        let mut gathers = Vec::new();
+        // The other stream joins the recording.
+        let begun = self.end_of(Stream::Compute)?;
+        self.wait_for(Stream::Exchange, begun)?;
+        for (at, (op, Place { stream, behind })) in ops.iter().zip(&places).enumerate() {
+            let own = *stream as usize;
+            if behind.is_some() {
+                let end = ends[1 - own].pop_front().ok_or(OperationError::Device)?;
+                self.wait_for(*stream, end)?;
+            }
+            let end = awaited[own].next_if_eq(&done[own]).is_some();
+            done[own] += 1;
+            match op {
+                Op::AllGather(gather) if !end => {
+                    gathers.push(*gather);
+                    if gathers.iter().map(|gather| gather.whole.bytes()).sum::<u64>() >= TOGETHER {
+                        self.gather_beside(&mut gathers)?;
+                    }
+                    continue;
+                }
+                _ if *stream == Stream::Exchange => self.gather_beside(&mut gathers)?,
+                _ => (),
+            }
+            self.on(*stream, |cuda| cuda.run_at(ops, at))?;
+            if end {
+                ends[own].push_back(self.end_of(*stream)?);
+            }
+        }
+        self.gather_beside(&mut gathers)?;
+        let ended = self.end_of(Stream::Exchange)?;
+        self.wait_for(Stream::Compute, ended)
+    }
+
+    /// Queues what waits to be gathered together.
+    fn gather_beside(&mut self, gathers: &mut Vec<AllGather>) -> Result<(), OperationError> {
+        match gathers.is_empty() {
+            true => Ok(()),
+            false => self.on(Stream::Exchange, |cuda| cuda.gather(&std::mem::take(gathers))),
+        }
+    }
+
+    /// Queues on `stream` what `queue` does.
+    fn on<T>(
+        &mut self,
+        stream: Stream,
+        queue: impl FnOnce(&mut Cuda) -> Result<T, OperationError>,
+    ) -> Result<T, OperationError> {
+        if stream == Stream::Compute {
+            return queue(self);
+        }
+        // Copies that wait belong to the stream that they came for.
+        self.carry_all()?;
+        let exchange = self.exchange.take().ok_or(OperationError::Device)?;
+        // Its kernels follow messages, not each other.
+        let compute = (std::mem::replace(&mut self.stream, exchange), std::mem::replace(&mut self.early, false));
+        let done = queue(self).and_then(|done| self.carry_all().map(|()| done));
+        self.early = compute.1;
+        self.exchange = Some(std::mem::replace(&mut self.stream, compute.0));
+        done
+    }
+
+    /// The end of what was queued on `stream`.
+    fn end_of(&mut self, stream: Stream) -> Result<Event, OperationError> {
+        self.on(stream, |cuda| {
+            cuda.carry_all()?;
+            let event = Event::new(EventFlags::DISABLE_TIMING).map_err(CudaError::of("cuEventCreate"));
+            let recorded = event.and_then(|event| {
+                event.record(&cuda.stream).map_err(CudaError::of("cuEventRecord"))?;
+                Ok(event)
+            });
+            recorded.map_err(|e| cuda.fail(e))
+        })
+    }
+
+    /// What is queued on `stream` from here on waits for `end`.
+    fn wait_for(&mut self, stream: Stream, end: Event) -> Result<(), OperationError> {
+        self.on(stream, |cuda| {
+            cuda.carry_all()?;
+            cuda.joined = true;
+            let waits = cuda.stream.wait_event(end, StreamWaitEventFlags::DEFAULT);
+            waits.map_err(CudaError::of("cuStreamWaitEvent")).map_err(|e| cuda.fail(e))
+        })
+    }
+}

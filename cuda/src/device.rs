@@ -1,0 +1,436 @@
+//! The GPU, its one allocation, copies in and out, and launches.
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::ffi::CString;
+
+use capful_core::device::{Device, Op, OperationError};
+use capful_core::memory::{Dtype, Region, Space};
+use capful_core::with_operation;
+use cust::context::{Context, CurrentContext};
+use cust::device::DeviceAttribute;
+use cust::memory::DeviceBuffer;
+use cust::module::Module;
+use cust::stream::{Stream, StreamFlags};
+
+use super::energy::Counter;
+use super::error::CudaError;
+use super::graph::Graph;
+use super::pointwise::carry::Carries;
+use super::product::blas::Blas;
+use super::product::columns::Waiting;
+use super::profile::WORKSPACE;
+use super::ranks::nccl::Communicator;
+use super::room::CudaScratch;
+use super::staging::Staging;
+use super::{Products, Room, describe};
+
+/// A CUDA GPU that runs the operations of a step on one allocation.
+pub struct Cuda {
+    // Dropped in this order: what uses the context before the context.
+    pub(super) graphs: HashMap<u64, Graph>,
+    /// The other ranks, where there are any.
+    pub(super) communicator: Option<Communicator>,
+    pub(super) blas: Option<Blas>,
+    pub(super) staging: Staging,
+    arena: DeviceBuffer<u8>,
+    pub(super) modules: Vec<(&'static str, Module)>,
+    pub(super) stream: Stream,
+    /// The stream beside it for what ranks send each other, where there are several.
+    pub(super) exchange: Option<Stream>,
+    scratch: Region,
+    failure: Option<CudaError>,
+    /// The GPU's name.
+    pub(super) gpu: String,
+    /// A graph is being recorded.
+    pub(super) recording: bool,
+    /// The next kernel waits for two streams: it is not made ready early.
+    pub(super) joined: bool,
+    /// Copies that wait to be recorded together.
+    pub(super) carries: Carries,
+    /// Sums over rows that wait to be finished together.
+    pub(super) waiting: Waiting,
+    /// Algorithms are timed for products that have none.
+    pub(super) tuning: bool,
+    /// Whether bf16 is multiplied on tensor cores.
+    pub(super) tensor_cores: bool,
+    /// Whether the library multiplies f32 on tensor cores, rounded to TF32.
+    pub(super) tf32: bool,
+    /// Whether warpgroups multiply bf16.
+    pub(super) warpgroups: bool,
+    /// Whether the driver describes matrices to the multiprocessors' copies of tiles.
+    pub(super) tensor_maps: bool,
+    /// Whether a kernel is made ready while the one before it runs.
+    pub(super) early: bool,
+    /// Blocks that can wait for each other: one a multiprocessor.
+    pub(super) together: u32,
+    /// Multiprocessors.
+    pub(super) multiprocessors: u32,
+    /// The most bytes of shared memory of a block.
+    pub(super) shared: u64,
+    /// Sequences that attention launches together.
+    pub(super) sequences: u32,
+    /// The length from which attention's gradient by keys has a kernel of its own.
+    pub(super) long_sequence: u32,
+    /// Bytes of the GPU's last cache.
+    pub(super) cache: u64,
+    /// Said once, at start-up: what is missing and what it costs.
+    pub warnings: Vec<String>,
+    /// Where it is on its bus, and the counter of its energy once somebody reads it.
+    address: CString,
+    counter: OnceCell<Option<Counter>>,
+    /// Bytes of the GPU outside the arena, each with its name, as measured.
+    outside: Vec<(&'static str, u64)>,
+    /// Released last.
+    _context: Context,
+}
+
+impl Cuda {
+    /// Opens GPU `ordinal`, allocates exactly the arena's bytes there, zeros them, and loads every kernel.
+    ///
+    /// # Errors
+    /// No driver, no such GPU, or too little memory on it: found out before anything is allocated.
+    pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
+        let Room { arena: arena_bytes, scratch, staging } = room;
+        let device = describe::find(ordinal)?;
+        let super::Gpu { name, bf16: tensor_cores, warpgroups, early, multiprocessors, .. } = describe::gpu(device)?;
+        let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1).max(1);
+        let together = if describe::waits(device)? { multiprocessors } else { 1 };
+        let cache =
+            device.get_attribute(DeviceAttribute::L2CacheSize).map_err(CudaError::of("cuDeviceGetAttribute"))?;
+        let cache = u64::try_from(cache).unwrap_or(0);
+        let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
+        let too_small = |free| CudaError::TooSmall { name: name.clone(), needed: arena_bytes, free, total };
+        if arena_bytes > total {
+            return Err(too_small(total));
+        }
+        let context = Context::new(device).map_err(CudaError::start("cuDevicePrimaryCtxRetain"))?;
+        let free = total.saturating_sub(used()?);
+        if arena_bytes > free {
+            return Err(too_small(free));
+        }
+        let mut outside = vec![("CUDA context and other programs", used()?)];
+        let mut modules = Vec::new();
+        for (file, image) in capful_kernels::MODULES {
+            let module = Module::from_fatbin(image, &[]).map_err(CudaError::of("cuModuleLoadData"))?;
+            modules.push((*file, module));
+        }
+        note(&mut outside, "kernels", used()?);
+        // Waits for the default stream, which `write` and `clear` use.
+        let stream = Stream::new(StreamFlags::DEFAULT, None).map_err(CudaError::of("cuStreamCreate"))?;
+        // SAFETY: bytes; zeroed below before anyone reads them.
+        let arena = unsafe { DeviceBuffer::<u8>::uninitialized(arena_bytes as usize) };
+        let mut arena = arena.map_err(|e| match e {
+            cust::error::CudaError::OutOfMemory => too_small(free),
+            other => CudaError::of("cuMemAlloc")(other),
+        })?;
+        arena.set_8(0).map_err(CudaError::of("cuMemsetD8"))?;
+        let staging = Staging::new(staging as usize)?;
+        CurrentContext::synchronize().map_err(CudaError::of("cuCtxSynchronize"))?;
+        note(&mut outside, "streams and pinned memory", used()?.saturating_sub(arena_bytes));
+        let mut warnings = Vec::new();
+        let blas = match products {
+            Products::Own => None,
+            Products::Library => Blas::load().map_err(|why| warnings.push(super::product::blas::warning(&why))).ok(),
+        };
+        note(&mut outside, "cublasLt", used()?.saturating_sub(arena_bytes));
+        Ok(Cuda {
+            graphs: HashMap::new(),
+            communicator: None,
+            blas,
+            staging,
+            arena,
+            modules,
+            stream,
+            exchange: None,
+            scratch,
+            failure: None,
+            gpu: name,
+            recording: false,
+            joined: false,
+            carries: Carries::new(),
+            waiting: Waiting::new(),
+            tuning: false,
+            tensor_cores,
+            tf32: false,
+            warpgroups,
+            tensor_maps: capful_driver::has("cuTensorMapEncodeTiled"),
+            early,
+            together,
+            multiprocessors,
+            shared: describe::shared(device)?,
+            sequences: super::attention::heads::SEQUENCES,
+            long_sequence: super::room::attention::LONG,
+            cache,
+            warnings,
+            address: super::energy::address(device)?,
+            counter: OnceCell::new(),
+            outside,
+            _context: context,
+        })
+    }
+
+    /// Whether cublasLt may round the operands of a product of f32 by f32 to TF32 (10 bits of mantissa; sums stay f32), as
+    /// a run in bf16 does: tensor cores multiply those some ten times faster. Before anything is tuned or recorded.
+    pub fn allow_tf32(&mut self, allow: bool) {
+        self.tf32 = allow && self.tensor_cores;
+    }
+
+    /// Adds to what is said once.
+    pub fn warn(&mut self, warning: String) {
+        self.warnings.push(warning);
+    }
+
+    /// What is missing and what it costs, to be said once.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Whether the library is there that alone multiplies 8-bit floats.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn require_library(&self) -> Result<(), CudaError> {
+        if self.blas.is_some() {
+            Ok(())
+        } else {
+            Err(CudaError::NoFp8Library("it is missing or does not start".to_owned()))
+        }
+    }
+
+    /// The arena's first address and the one behind its last.
+    pub(super) fn arena_range(&self) -> [u64; 2] {
+        let begin = self.arena.as_device_ptr().as_raw();
+        [begin, begin + self.arena_bytes()]
+    }
+
+    /// Bytes of the arena.
+    pub fn arena_bytes(&self) -> u64 {
+        self.arena.len() as u64
+    }
+
+    /// Bytes of the GPU that are in use, by whomever.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn used(&self) -> Result<u64, CudaError> {
+        used()
+    }
+
+    /// Joules that the board took since the driver was loaded; nothing where it does not count them.
+    pub fn joules(&mut self) -> Option<f64> {
+        self.counter.get_or_init(|| Counter::of(&self.address)).as_ref()?.joules()
+    }
+
+    /// Bytes of the GPU outside the arena, each with its name, as measured.
+    pub fn outside(&self) -> &[(&'static str, u64)] {
+        &self.outside
+    }
+
+    /// Names what is in use beyond the arena and the lines so far.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn name_outside(&mut self, name: &'static str) -> Result<(), CudaError> {
+        self.synchronise()?;
+        let outside = used()?.saturating_sub(self.arena_bytes());
+        note(&mut self.outside, name, outside);
+        Ok(())
+    }
+
+    /// Zeros the arena, behind what was queued.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn clear(&mut self) -> Result<(), CudaError> {
+        self.synchronise()?;
+        self.arena.set_8(0).map_err(CudaError::of("cuMemsetD8"))?;
+        CurrentContext::synchronize().map_err(CudaError::of("cuCtxSynchronize"))
+    }
+
+    /// What made an operation fail, once.
+    pub fn take_failure(&mut self) -> Option<CudaError> {
+        self.failure.take()
+    }
+
+    /// Keeps the details of a failure for [`Cuda::take_failure`].
+    pub fn fail(&mut self, error: CudaError) -> OperationError {
+        self.failure.get_or_insert(error);
+        OperationError::Device
+    }
+
+    /// The details of an operation's error.
+    pub(super) fn explain(&mut self, error: OperationError) -> CudaError {
+        self.failure.take().unwrap_or(CudaError::Driver { what: "an operation", code: error.to_string() })
+    }
+
+    /// Where a region lies on the GPU.
+    pub(super) fn address(&mut self, region: Region) -> Result<u64, OperationError> {
+        let bytes = self.arena.len() as u64;
+        if region.space != Space::Arena || region.end() > bytes {
+            return Err(self.fail(CudaError::OutOfBounds { end: region.end(), bytes }));
+        }
+        Ok(self.arena.as_device_ptr().as_raw() + region.offset)
+    }
+
+    /// As [`Cuda::address`], 0 for none.
+    pub(super) fn address_or_null(&mut self, region: Option<Region>) -> Result<u64, OperationError> {
+        region.map_or(Ok(0), |r| self.address(r))
+    }
+
+    /// `bytes` of scratch at `offset` of it, behind the sums that wait where their pieces may lie.
+    pub(super) fn scratch_at(&mut self, offset: u64, bytes: u64) -> Result<u64, OperationError> {
+        if offset.saturating_add(bytes) > WORKSPACE {
+            self.finish_all()?;
+        }
+        self.scratch_beside(offset, bytes)
+    }
+
+    /// The same, whoever waits.
+    pub(super) fn scratch_beside(&mut self, offset: u64, bytes: u64) -> Result<u64, OperationError> {
+        let start = self.scratch.offset + offset;
+        let (end, limit) = (start.saturating_add(bytes), self.scratch.end());
+        if end > limit {
+            return Err(self.fail(CudaError::OutOfBounds { end, bytes: limit }));
+        }
+        self.address(Region { offset: start, shape: [1, 1, 1, 0], ..self.scratch })
+    }
+
+    /// The scratch region.
+    pub(super) fn scratch(&self) -> Region {
+        self.scratch
+    }
+
+    /// The type that all of `regions` share.
+    pub(super) fn dtype(
+        &mut self,
+        operation: &'static str,
+        regions: impl IntoIterator<Item = Region>,
+    ) -> Result<Dtype, OperationError> {
+        let mut found = None;
+        for region in regions {
+            if *found.get_or_insert(region.dtype) != region.dtype {
+                let why = "its operands are of different types";
+                return Err(self.fail(CudaError::Unsupported { operation, why }));
+            }
+        }
+        Ok(found.unwrap_or(Dtype::F32))
+    }
+
+    /// Queues filling `count` 32-bit words with `value`.
+    pub(super) fn fill(&mut self, address: u64, value: u32, count: u64) -> Result<(), OperationError> {
+        self.carry_all()?;
+        // SAFETY: an address that `address` or `scratch_at` gave, with as many words behind it.
+        let code = unsafe { cust::sys::cuMemsetD32Async(address, value, count as usize, self.stream.as_inner()) };
+        CudaError::check("cuMemsetD32Async", code).map_err(|e| self.fail(e))
+    }
+
+    /// Queues filling so many bytes with zeros.
+    pub(super) fn fill_zeros(&mut self, address: u64, bytes: u64) -> Result<(), OperationError> {
+        let rest = bytes % 4;
+        self.fill(address, 0, bytes / 4)?;
+        if rest == 0 {
+            return Ok(());
+        }
+        // SAFETY: as in `fill`; what is behind the last word.
+        let code =
+            unsafe { cust::sys::cuMemsetD8Async(address + bytes - rest, 0, rest as usize, self.stream.as_inner()) };
+        CudaError::check("cuMemsetD8Async", code).map_err(|e| self.fail(e))
+    }
+
+    /// Writes a region's bytes, in its own type. Waits.
+    ///
+    /// # Errors
+    /// A region beyond the arena; what the driver says.
+    pub fn write(&mut self, region: Region, bytes: &[u8]) -> Result<(), CudaError> {
+        self.synchronise()?;
+        let to = self.checked(region, bytes.len())?;
+        // SAFETY: a checked address with this many bytes behind it.
+        let code = unsafe { cust::sys::cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()) };
+        CudaError::check("cuMemcpyHtoD", code)
+    }
+
+    /// Reads a region's bytes, in its own type. Waits.
+    ///
+    /// # Errors
+    /// As [`Cuda::write`].
+    pub fn read(&mut self, region: Region, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.synchronise()?;
+        let from = self.checked(region, bytes.len())?;
+        // SAFETY: as in `write`.
+        let code = unsafe { cust::sys::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), from, bytes.len()) };
+        CudaError::check("cuMemcpyDtoH", code)
+    }
+
+    /// The address of a region's first `len` bytes.
+    pub(super) fn checked(&mut self, region: Region, len: usize) -> Result<u64, CudaError> {
+        if len as u64 > region.bytes() {
+            return Err(CudaError::OutOfBounds { end: region.offset + len as u64, bytes: region.end() });
+        }
+        self.address(region).map_err(|e| self.explain(e))
+    }
+
+    /// Waits until everything queued is done.
+    ///
+    /// # Errors
+    /// What went wrong since the last time.
+    pub fn synchronise(&mut self) -> Result<(), CudaError> {
+        self.carry_all().map_err(|e| self.explain(e))?;
+        self.wait(|| self.stream.synchronize()).map_err(CudaError::of("cuStreamSynchronize"))
+    }
+
+    /// Runs what waits for the GPU. Where it waits for other ranks' the wait has an end: see [`capful_ranks::watch`].
+    pub(super) fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
+        match &self.communicator {
+            Some(communicator) => communicator.wait(wait),
+            None => wait(),
+        }
+    }
+}
+
+/// Bytes of the current GPU that are in use, by whomever.
+fn used() -> Result<u64, CudaError> {
+    let (free, total) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
+    Ok((total - free) as u64)
+}
+
+/// Adds a line for what `outside`, all bytes beyond the arena, has grown by.
+fn note(lines: &mut Vec<(&'static str, u64)>, name: &'static str, outside: u64) {
+    let named: u64 = lines.iter().map(|(_, bytes)| bytes).sum();
+    lines.push((name, outside.saturating_sub(named)));
+}
+
+impl Device for Cuda {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        self.finish_before(op)?;
+        with_operation!(*op, o => OnCuda::run(o, self))
+    }
+}
+
+/// What this device does for an operation; its scratch is in [`CudaScratch`](super::room::CudaScratch).
+pub(super) trait OnCuda: CudaScratch {
+    /// Queues it. An implementation is never inlined, so that a device's frame is not as large as those of all together.
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError>;
+}
+
+/// Values of one thread of a kernel for rows of `columns` at `addresses`: 16 bytes of them where every row begins at a
+/// multiple of that, else one. Address 0 is none.
+pub(super) fn width(dtype: Dtype, columns: u64, addresses: &[u64]) -> u32 {
+    let aligned = (columns * dtype.size()).is_multiple_of(16) && addresses.iter().all(|a| a.is_multiple_of(16));
+    if aligned { 16 / dtype.size() as u32 } else { 1 }
+}
+
+/// Whether what is kept in this type, f32 or bf16, is rounded, as kernels take it.
+pub(super) fn reduced(dtype: Dtype) -> u32 {
+    (dtype == Dtype::Bf16).into()
+}
+
+/// Threads for `count` values of which each takes `width`, and the last ones what is left over.
+pub(super) fn threads(count: u64, width: u32) -> u64 {
+    count / u64::from(width) + count % u64::from(width)
+}
+
+/// Blocks of `size` that cover `count`; of more than the driver takes so many that it refuses them.
+pub(super) fn blocks(count: u64, size: u32) -> u32 {
+    u32::try_from(count.div_ceil(u64::from(size))).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,108 @@
+//! Operations of a program that one kernel makes together, found as a pass over its list.
+
+use std::ops::Range;
+
+use capful_core::device::{Device as _, Op, OperationError};
+use capful_core::ops::{Epilogue, LinearGrad};
+
+use super::decoding::token::Launch;
+use super::device::Cuda;
+use super::norm::dropped::{dropped_before, dropped_by};
+use super::product::column_sums::{copied_before, made_before, made_by};
+use super::spiking::spike_chain::{begins, linked};
+use super::spiking::spikes::follows;
+use capful_device::Stream;
+
+/// Whether the first two operations are made together, in the place of the second.
+fn joined(ops: &[Op]) -> bool {
+    match ops {
+        // The first is the GELU that the second is the gradient behind: made again for it, since it was not kept. The pass
+        // that takes the gradient through the GELU, where there is one for the sums of a bias, has its input at hand.
+        [Op::Gelu(gelu), Op::LinearGrad(grad), ..] => {
+            grad.x == gelu.out && grad.before_gelu == Some(gelu.x) && grad.x_bias_grad.is_some()
+        }
+        // Queries and keys are turned as they are made.
+        [Op::Linear(linear), Op::Rotate(rotate), ..] => {
+            linear.out == rotate.qkv && linear.bias.is_some() && linear.epilogue == Epilogue::Store
+        }
+        _ => false,
+    }
+}
+
+/// Whether two operations that follow each other may be made together.
+pub(super) fn together(a: &Op, b: &Op) -> bool {
+    match (a, b) {
+        (Op::Spike(a), Op::Spike(b)) => follows(a, b) || linked(a, b),
+        (Op::Taps(a), Op::Spike(b)) => begins(a, b),
+        // A norm is followed by what is dropped of its outputs.
+        (Op::Norm(norm), Op::Dropout(dropout)) => norm.copy.is_none() && norm.first.out == dropout.x,
+        (Op::Dropout(_), Op::Dropout(_)) => true,
+        _ => joined(&[*a, *b]),
+    }
+}
+
+/// What is left to do of operation `at`, a linear layer's gradient.
+fn left(grad: LinearGrad, ops: &[Op], at: usize) -> LinearGrad {
+    LinearGrad { bias_grad: grad.bias_grad.filter(|_| !made_before(ops, at)), ..grad }
+}
+
+impl Cuda {
+    /// Queues a program.
+    ///
+    /// # Errors
+    /// What an operation could not do.
+    pub fn run_program(&mut self, ops: &[Op]) -> Result<(), OperationError> {
+        if self.exchange.is_some() && self.recording && ops.iter().any(|op| Stream::of(op) == Stream::Exchange) {
+            return self.run_beside(ops);
+        }
+        self.run_all(ops)
+    }
+
+    /// Queues operations on one stream, those in one launch that one kernel makes.
+    pub(super) fn run_all(&mut self, ops: &[Op]) -> Result<(), OperationError> {
+        self.run_some(ops, 0..ops.len())
+    }
+
+    /// Queues some operations of a program, none of which is made together with one of the others.
+    pub(super) fn run_some(&mut self, ops: &[Op], some: Range<usize>) -> Result<(), OperationError> {
+        let mut at = some.start;
+        while at < some.end {
+            let rest = &ops[at..some.end];
+            at += if let Some(launch) = Launch::of(rest) {
+                self.token(&launch)?
+            } else if let Some(modules) = self.modules(rest) {
+                self.run_modules(&modules)?
+            } else if let Some(chain) = self.chain(rest) {
+                self.run_chain(&chain)?
+            } else {
+                self.run_at(ops, at).map(|()| 1)?
+            };
+        }
+        Ok(())
+    }
+
+    /// Queues operation `at` of a program: with the one before it where they are made together, and then not that one.
+    pub(super) fn run_at(&mut self, ops: &[Op], at: usize) -> Result<(), OperationError> {
+        if joined(&ops[at..]) {
+            return Ok(());
+        }
+        if matches!(ops[at], Op::Carry(_)) && copied_before(ops, at) || dropped_before(ops, at) {
+            return Ok(());
+        }
+        let op = match ops[at] {
+            Op::LinearGrad(grad) => Op::LinearGrad(left(grad, ops, at)),
+            op => op,
+        };
+        self.finish_before(&op)?;
+        let before = at.checked_sub(1).filter(|before| joined(&ops[*before..])).map(|before| ops[before]);
+        match (before, op) {
+            (Some(Op::Gelu(_)), Op::LinearGrad(grad)) => self.linear_grad(grad, Some(grad.x)),
+            (Some(Op::Linear(linear)), Op::Rotate(rotate)) => self.linear(linear, Some(rotate.rotary)),
+            (_, Op::AttentionGrad(grad)) => self.attention_grad(grad, made_by(ops, at)),
+            (_, Op::LinearGrad(grad)) => self.linear_grad(grad, None),
+            (_, Op::Norm(norm)) => self.norm(norm, dropped_by(ops, at)),
+            (_, Op::NormGrad(grad)) => self.norm_grad(grad, made_by(ops, at)),
+            _ => self.run(&op),
+        }
+    }
+}

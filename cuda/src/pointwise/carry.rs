@@ -1,0 +1,78 @@
+//! Copying regions, and a step's inputs and results. Copies that follow each other are made by one kernel: of regions while
+//! a graph is recorded, of inputs before the step that reads them.
+
+use capful_core::device::OperationError;
+use capful_core::ops::Carry;
+use cust::sys;
+
+use crate::OnCuda;
+use crate::arguments::CarryArgs;
+use crate::device::{Cuda, blocks, threads};
+
+/// REGIONS of carry.cu.
+const REGIONS: usize = 16;
+
+/// Copies that are not queued yet, and the kernel that makes them.
+pub(crate) struct Carries {
+    /// From, to and how many bytes.
+    waiting: heapless::Vec<[u64; 3], REGIONS>,
+    /// Found once, because a step allocates nothing.
+    kernel: Option<sys::CUfunction>,
+}
+
+impl Carries {
+    pub(crate) const fn new() -> Carries {
+        Carries { waiting: heapless::Vec::new(), kernel: None }
+    }
+
+    /// Forgets those that wait.
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+}
+
+impl OnCuda for Carry {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let copy = [cuda.address(self.from)?, cuda.address(self.to)?, self.from.bytes()];
+        cuda.carry(copy)?;
+        if cuda.recording { Ok(()) } else { cuda.carry_all() }
+    }
+}
+
+impl Cuda {
+    /// Copies from an address to another so many bytes, before anything else is queued. Pinned memory of the host has
+    /// addresses on the GPU too.
+    pub(crate) fn carry(&mut self, [from, to, bytes]: [u64; 3]) -> Result<(), OperationError> {
+        let meets = |a: u64, b: u64, bytes_of_b: u64| a < b + bytes_of_b && b < a + bytes;
+        // In one kernel nobody reads or writes what another writes.
+        let waits = |&[f, t, n]: &[u64; 3]| meets(from, t, n) || meets(to, f, n) || meets(to, t, n);
+        if self.carries.waiting.is_full() || self.carries.waiting.iter().any(waits) {
+            self.carry_all()?;
+        }
+        self.carries.waiting.push([from, to, bytes]).map_err(|_| OperationError::Device)
+    }
+
+    /// Queues the copies that wait: before anything else is queued.
+    pub(crate) fn carry_all(&mut self) -> Result<(), OperationError> {
+        if self.carries.waiting.is_empty() {
+            return Ok(());
+        }
+        let mut arguments = CarryArgs { from: [0; REGIONS], to: [0; REGIONS], bytes: [0; REGIONS], wide: [0; REGIONS] };
+        let mut most = 0;
+        for (i, &[from, to, bytes]) in self.carries.waiting.iter().enumerate() {
+            let wide = (from | to).is_multiple_of(16);
+            (arguments.from[i], arguments.to[i], arguments.bytes[i]) = (from, to, bytes);
+            arguments.wide[i] = wide.into();
+            most = most.max(threads(bytes, if wide { 16 } else { 1 }));
+        }
+        let grid = [blocks(most, 256), self.carries.waiting.len() as u32, 1];
+        self.carries.waiting.clear();
+        let kernel = match self.carries.kernel {
+            Some(kernel) => kernel,
+            None => self.kernel("carry", "carry")?,
+        };
+        self.carries.kernel = Some(kernel);
+        self.launch_kernel("carry", kernel, (grid, 256, 0), &arguments)
+    }
+}

@@ -1,0 +1,143 @@
+//! The product in bf16 on warpgroups, with a bias and a GELU or a rotation folded in, or the powers of a softmax.
+
+use capful_core::device::OperationError;
+use capful_core::memory::Dtype;
+use capful_core::ops::{Heads, Rotary};
+
+use super::columns::Pieces;
+use super::product::{Case, Product};
+use crate::arguments::{SumsArgs, WarpgroupProductArgs};
+use crate::device::Cuda;
+
+const NAME: &str = "warpgroup_product";
+
+/// Of warpgroup_product.cu: columns of a tile of C, and where it is turned, rows of one of A, what k is a multiple of, the
+/// least k, the most columns that have a bias, and threads.
+pub(crate) const COLUMNS: u32 = 256;
+const TURNED_COLUMNS: u32 = 192;
+const ROWS: u32 = 128;
+const DEEP: u32 = 64;
+const LEAST_K: u32 = 512;
+const MOST_BIAS: u32 = 4096;
+const THREADS: u32 = 384;
+
+/// What n is a multiple of for powers, whose last tile may be narrow.
+const POWERS_APART: u32 = 8;
+
+/// The heads that are turned, and how many of their dims.
+const HEAD: u32 = 64;
+const DIMS: u32 = 16;
+
+/// Rows of a piece of the sums of columns; those of rows have a tile's columns.
+const PIECE: u32 = 64;
+
+/// Columns of a tile, and what a block has of shared memory for it: stages, the tile, the bias, two barriers a stage.
+fn tile(p: &Product) -> (u32, u32) {
+    let (columns, stages) = if p.turned.is_some() { (TURNED_COLUMNS, 4) } else { (COLUMNS, 3) };
+    let stage = 2 * DEEP * (ROWS + columns);
+    (columns, stages * (stage + 16) + 2 * ROWS * columns + 4 * MOST_BIAS)
+}
+
+/// Bytes of scratch for the pieces of what is summed beside a product.
+fn partial_bytes(p: &Product) -> u64 {
+    let [m, n, _] = p.sizes().map(u64::from);
+    match (p.summed, p.powers) {
+        (Some(_), _) => 4 * (m / u64::from(PIECE)) * n,
+        (None, Some(_)) => 4 * m * n.div_ceil(COLUMNS.into()),
+        (None, None) => 0,
+    }
+}
+
+/// Heads after which their roles repeat, and how many of those, the first, are queries or keys.
+fn roles(heads: &Heads) -> [u32; 2] {
+    let interleaved = heads.query(1) != heads.size as usize;
+    if interleaved { [3, 2] } else { [heads.normed() + heads.keys, heads.normed()] }
+}
+
+impl Cuda {
+    /// Whether this GPU's warpgroups compute a product, with all that belongs to it.
+    pub(crate) fn multiplies(&mut self, p: &Product) -> Result<bool, OperationError> {
+        let [m, n, k] = p.sizes();
+        let apart = if p.powers.is_some() { POWERS_APART } else { tile(p).0 };
+        let sizes = m.is_multiple_of(64) && n.is_multiple_of(apart) && k.is_multiple_of(DEEP) && k >= LEAST_K;
+        let operands = [Some(p.a), Some(p.b), Some(p.c), p.bias, p.before_gelu, p.activated];
+        let room = partial_bytes(p) <= self.scratch().bytes();
+        if let Some(rotary) = p.turned {
+            let alone = p.case == Case::Nt && p.activated.is_none() && p.powers.is_none();
+            let heads = [rotary.heads.size, rotary.heads.width(), rotary.dims()] == [HEAD, n, DIMS];
+            if !(alone && heads && self.address(rotary.table)? % 16 == 0) {
+                return Ok(false);
+            }
+        }
+        let folded = match p.case {
+            Case::Nt => p.before_gelu.is_none() && p.summed.is_none() && (n <= MOST_BIAS || p.powers.is_some()),
+            // What only stores has room for a bias in any case.
+            Case::Nn if p.before_gelu.is_none() && n > MOST_BIAS => false,
+            Case::Nn => p.bias.is_none() && p.activated.is_none() && p.before_gelu.is_some() == p.summed.is_some(),
+            Case::Tn => false,
+        };
+        if !(self.warpgroups && self.tensor_maps && sizes && folded && room) || p.residual.is_some() || p.accumulate {
+            return Ok(false);
+        }
+        for region in operands.into_iter().flatten().chain(p.summed.and_then(|s| s.activated)) {
+            if region.dtype != Dtype::Bf16 || self.address(region)? % 16 != 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Queues such a product. Powers leave the pieces of their rows' sums where scratch begins.
+    pub(crate) fn product_by_warpgroups(&mut self, p: &Product) -> Result<(), OperationError> {
+        let ([m, n, k], (columns, shared)) = (p.sizes(), tile(p));
+        let nt = p.case == Case::Nt;
+        let left = self.matrix_map(p.a, ROWS)?;
+        let right = self.matrix_map(p.b, if nt { columns } else { DEEP })?;
+        let again = p.summed.and_then(|s| s.activated);
+        let partial = match partial_bytes(p) {
+            0 => Pieces { at: 0, wait: false },
+            // The head reads what powers leave.
+            bytes if p.summed.is_none() => Pieces { at: self.scratch_at(0, bytes)?, wait: false },
+            bytes => self.pieces_at(0, bytes)?,
+        };
+        let (table, positions, [parts, turned]) = match p.turned {
+            Some(Rotary { table, heads, positions }) => (self.address(table)?, positions, roles(&heads)),
+            None => (0, 1, [1, 0]),
+        };
+        let arguments = WarpgroupProductArgs {
+            left,
+            right,
+            out: self.address(p.c)?,
+            bias: self.address_or_null(p.bias)?,
+            before_gelu: self.address_or_null(p.before_gelu)?,
+            activated: self.address_or_null(p.activated.or(again))?,
+            partial: partial.at,
+            at_targets: self.address_or_null(p.powers.map(|powers| powers.at_targets))?,
+            table,
+            m,
+            n,
+            k,
+            ids: p.powers.map_or(n, |powers| powers.ids),
+            positions,
+            parts,
+            turned,
+            softcap: p.powers.map_or(0.0, |powers| powers.softcap),
+            unused: [0; 10],
+        };
+        let kernel = match (nt, p.activated, p.summed, again) {
+            _ if p.powers.is_some_and(|powers| powers.softcap > 0.0) => "warpgroup_product_nt_capped",
+            _ if p.powers.is_some() => "warpgroup_product_nt_powers",
+            (true, None, ..) if p.turned.is_some() => "warpgroup_product_nt_turned",
+            (true, None, ..) => "warpgroup_product_nt",
+            (true, Some(_), ..) => "warpgroup_product_nt_gelu",
+            (false, _, None, _) => "warpgroup_product_nn",
+            (false, _, Some(_), None) => "warpgroup_product_nn_gelu_grad",
+            (false, _, Some(_), Some(_)) => "warpgroup_product_nn_gelu_grad_again",
+        };
+        let grid = [self.multiprocessors, 1, 1];
+        self.launch_with(NAME, kernel, grid, THREADS, shared, &arguments)?;
+        let Some(summed) = p.summed else { return Ok(()) };
+        let sums = SumsArgs::of(partial.at, [m / PIECE, n], self.places(summed)?);
+        self.finish_columns(sums, partial.wait)
+    }
+}

@@ -1,0 +1,149 @@
+//! Spiking modules of one stream, token after token, in one launch: `spikes.cu` says how. Found in a program as a pass
+//! over its list.
+
+use capful_core::device::{Op, OperationError};
+use capful_core::ops::Spike;
+
+use super::spike::countable;
+use crate::arguments::SpikesArgs;
+use crate::device::Cuda;
+use crate::room::spiking::BitRoom;
+
+// As in spikes.cu.
+const MOST_MODULES: usize = 8;
+const WARPS: u32 = 20;
+const THREADS: u32 = 32 * WARPS;
+/// Bytes of all warps' Products.
+const PRODUCTS: u32 = WARPS * 16 * (4 * 36 + 8);
+// There is scratch for as many.
+const _: () = assert!(MOST_MODULES as u64 == BitRoom::MODULES);
+
+/// Operations of one launch: modules at a first token, and how many tokens go through them.
+pub(crate) struct Modules {
+    at_first: Vec<Spike>,
+    tokens: u32,
+    /// Neurons of a thread block, of each module.
+    shares: Vec<u32>,
+    /// Bytes of shared memory for the bits of a module's neurons, for those of a block's, and of all.
+    bits: u32,
+    fired: u32,
+    shared: u64,
+}
+
+/// Whether neurons have one stream and none competes.
+fn alone(o: &Spike) -> bool {
+    o.signals.columns() == 1 && o.cell.winners >= o.cell.block.min(o.weights.rows())
+}
+
+/// Whether the second may come with the first in one launch.
+pub(crate) fn follows(a: &Spike, b: &Spike) -> bool {
+    alone(a) && alone(b) && a.signals == b.signals && a.keep == b.keep
+}
+
+/// The first operations of `ops` that are modules at the same token, as many as one launch takes, of which each one may
+/// come with the first.
+pub(crate) fn at_one_token(ops: &[Op], may: impl Fn(&Spike, &Spike) -> bool) -> Vec<Spike> {
+    let spike = |op: &Op| if let Op::Spike(o) = op { Some(*o) } else { None };
+    let Some(first) = ops.first().and_then(spike) else { return Vec::new() };
+    let own = |o: &Spike| o.token == first.token && may(&first, o);
+    ops.iter().map_while(spike).take(MOST_MODULES).take_while(own).collect()
+}
+
+/// How many tokens `ops` takes through these modules, one after the other.
+pub(crate) fn tokens_of(ops: &[Op], modules: &[Spike]) -> u32 {
+    let at = |t: u32, o: &Spike| Op::Spike(Spike { token: o.token + t, ..*o });
+    let again = |(t, ops): &(u32, &[Op])| ops.iter().zip(modules).all(|(op, o)| *op == at(*t, o));
+    (0u32..).zip(ops.chunks_exact(modules.len().max(1))).take_while(again).count() as u32
+}
+
+/// Neurons of one of `blocks` thread blocks: whole groups of outputs, and whole bytes of bits.
+fn share(o: &Spike, blocks: u32) -> Option<u32> {
+    let neurons = o.weights.rows();
+    let group = neurons / o.outputs.count.max(1);
+    if group == 0 || group * o.outputs.count != neurons {
+        return None;
+    }
+    let unit = group * (8 >> group.trailing_zeros().min(3));
+    Some(neurons.div_ceil(unit).div_ceil(blocks) * unit)
+}
+
+impl Modules {
+    /// Of the first operations of `ops`; nothing where the first is no such operation, or has no room in `shared` bytes of
+    /// each of so many `blocks`.
+    pub(crate) fn of(ops: &[Op], blocks: u32, shared: u64) -> Option<Modules> {
+        let mut at_first = at_one_token(ops, follows);
+        let found = loop {
+            match Modules::room(&at_first, blocks) {
+                Some(found) if found.shared <= shared => break found,
+                _ => at_first.pop().filter(|_| !at_first.is_empty())?,
+            };
+        };
+        Some(Modules { tokens: tokens_of(ops, &found.at_first), ..found })
+    }
+
+    /// What modules take of a thread block's memory.
+    fn room(modules: &[Spike], blocks: u32) -> Option<Modules> {
+        if blocks < 2 {
+            return None;
+        }
+        let mut found =
+            Modules { at_first: modules.to_vec(), tokens: 1, shares: Vec::new(), bits: 0, fired: 0, shared: 0 };
+        for o in modules {
+            let (neurons, fan_in) = (o.weights.rows(), o.weights.columns());
+            let [_, _, rows, streams] = o.signals.shape;
+            let own = share(o, blocks)?;
+            let alike = [Some(o.spikes), o.slope].into_iter().flatten().all(|r| r.dtype == o.signals.dtype);
+            // A lane reads four synapses at a time.
+            let quads = fan_in > 0
+                && fan_in.is_multiple_of(4)
+                && [o.sources, o.weights].iter().all(|r| r.offset.is_multiple_of(16));
+            if !alike || !quads || !countable([rows, streams, neurons, fan_in], own) {
+                return None;
+            }
+            found.bits = found.bits.max(BitRoom::words(neurons).checked_mul(4)?.next_multiple_of(16));
+            found.fired = found.fired.max(own.div_ceil(8).next_multiple_of(16));
+            found.shares.push(own);
+        }
+        let signals = modules.first()?.signals;
+        let table = 2 * u64::from(signals.shape[2]) * signals.dtype.size();
+        found.shared = u64::from(PRODUCTS) + u64::from(found.bits) + u64::from(found.fired) + table;
+        Some(found)
+    }
+
+    /// How many operations it does.
+    pub(crate) fn count(&self) -> usize {
+        self.at_first.len() * self.tokens as usize
+    }
+}
+
+impl Cuda {
+    /// What the first operations of `ops` are launched as.
+    pub(crate) fn modules(&self, ops: &[Op]) -> Option<Modules> {
+        Modules::of(ops, self.together, self.shared)
+    }
+
+    /// Queues a launch, and says how many operations it does.
+    pub(crate) fn run_modules(&mut self, modules: &Modules) -> Result<usize, OperationError> {
+        let mut all = Vec::with_capacity(MOST_MODULES);
+        let mut bits = BitRoom::FIRST;
+        for (o, share) in modules.at_first.iter().zip(&modules.shares) {
+            let bytes = BitRoom::of_one(o.weights.rows());
+            let at = self.scratch_at(bits, bytes)?;
+            let mut own = self.spike_arguments(o)?;
+            (own.bits, own.block) = (at, *share);
+            all.push(own);
+            bits += bytes;
+        }
+        let Some((&first, o)) = all.first().zip(modules.at_first.first()) else { return Ok(0) };
+        let kernel = format!("spikes_{}", o.signals.dtype.name());
+        let arrivals = self.scratch_at(0, 4)?;
+        self.fill(arrivals, 0, 1)?;
+        let (count, tokens) = (all.len() as u32, modules.tokens);
+        let (bits_room, fired_room) = (modules.bits, modules.fired);
+        let mut arguments =
+            SpikesArgs { module: [first; MOST_MODULES], arrivals, modules: count, tokens, bits_room, fired_room };
+        arguments.module[..all.len()].copy_from_slice(&all);
+        self.launch_together("spikes", &kernel, THREADS, modules.shared as u32, &arguments)?;
+        Ok(modules.count())
+    }
+}

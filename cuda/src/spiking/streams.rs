@@ -1,0 +1,47 @@
+//! Signals are [rows, B] a token, what dense products read [B, T, columns]: the tiles in which one becomes the other.
+
+use capful_core::device::OperationError;
+use capful_core::memory::{Dtype, Region};
+
+use crate::device::{Cuda, blocks};
+use crate::error::CudaError;
+
+/// Streams of a tile: Tile of streams.cuh.
+pub fn tile(streams: u32) -> u32 {
+    streams.min(32).next_power_of_two()
+}
+
+/// The tiles of `columns` signals of `tokens` tokens.
+pub fn tiles(columns: u32, streams: u32, tokens: u32) -> [u32; 3] {
+    let tile = tile(streams);
+    [blocks(columns.into(), (256 / tile).max(32)), streams.div_ceil(tile), tokens]
+}
+
+impl Cuda {
+    /// Refuses what is not f32: rows of a spiking model are, in every precision.
+    pub(crate) fn exact(
+        &mut self,
+        operation: &'static str,
+        regions: impl IntoIterator<Item = Region>,
+    ) -> Result<(), OperationError> {
+        if self.dtype(operation, regions)? == Dtype::F32 {
+            return Ok(());
+        }
+        let why = "its rows, weights and states are f32 in every precision";
+        Err(self.fail(CudaError::Unsupported { operation, why }))
+    }
+
+    /// The types of signals and of their gradients, which are no narrower: `f32_f32`, `bf16_f32` or `bf16_bf16`.
+    pub(crate) fn pair(
+        &mut self,
+        operation: &'static str,
+        signals: Dtype,
+        gradient: Dtype,
+    ) -> Result<String, OperationError> {
+        if (signals, gradient) == (Dtype::F32, Dtype::Bf16) {
+            let why = "its signals are f32 and their gradients bf16";
+            return Err(self.fail(CudaError::Unsupported { operation, why }));
+        }
+        Ok(format!("{}_{}", signals.name(), gradient.name()))
+    }
+}

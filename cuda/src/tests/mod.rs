@@ -1,0 +1,28 @@
+//! Every operation against the core's Reference, and a whole step: on a GPU where there is one, else on the
+//! stand-in for its driver.
+
+mod attention;
+mod bench;
+mod column_sums;
+mod errors;
+mod fp8;
+mod fp8_step;
+mod fused;
+mod head;
+pub mod kernels;
+mod matrices;
+mod messages;
+mod neurogen;
+mod operations;
+mod products;
+mod spike_chain;
+mod spikes;
+mod step;
+mod timed;
+mod token;
+mod tuning;
+
+/// The cases that are every device's.
+mod witness {
+    capful_witness::tests!(crate::tests::bench::Bench);
+}

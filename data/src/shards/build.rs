@@ -1,0 +1,256 @@
+//! Encodes a source once, into a set of shards.
+//!
+//! A shard ends with the document that fills it, and says where the source goes on: whoever is stopped finds the complete
+//! ones again and goes on behind them. One process at a time writes a set; others wait for it.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use super::super::ahead::Ahead;
+use super::super::encode::{Encoder, Feed, Load};
+use super::super::error::SourceError;
+use super::super::source::Place;
+use super::file::{Shard, VERSION, Writer, width};
+use super::{Manifest, Origin, Shards, shard_path};
+use capful_base::disk;
+
+/// A shard ends with the document that brings it to so many tokens, or documents.
+const SHARD_TOKENS: u64 = 64 << 20;
+const SHARD_DOCUMENTS: u64 = 1 << 20;
+/// Text that is encoded to estimate a set's size.
+const SAMPLE: u64 = 1 << 20;
+/// Bytes of a document in a shard's tables.
+const TABLES: u64 = 24;
+
+/// The file that one process at a time has locked.
+pub const LOCK: &str = "lock";
+
+/// What is done, for whoever waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// What follows is of this source, of several.
+    Of(String),
+    /// Another process writes the same set.
+    Waiting,
+    /// It begins, about so many bytes on disk, where the source's size is known; so many tokens are there already.
+    Begun {
+        /// Bytes.
+        about: Option<u64>,
+        /// Tokens of a pass that was stopped.
+        found: u64,
+    },
+    /// So many tokens are encoded.
+    Encoded(u64),
+}
+
+/// About how many bytes the set of what `feed` gives takes on disk, judged by the source's beginning; nothing where the
+/// source does not know its size. `feed` is used up.
+///
+/// # Errors
+/// A source that cannot be read.
+pub fn estimate(feed: Feed) -> Result<Option<u64>, SourceError> {
+    let Some(text) = feed.documents.text_bytes() else { return Ok(None) };
+    let mut encoder = Encoder::new(feed)?;
+    let coder = encoder.coder();
+    let (mut load, mut bytes, mut tokens, mut documents) = (Load::default(), 0, 0, 0);
+    while bytes < SAMPLE.min(text) && encoder.fill(&mut load, 1)? {
+        load.encode(&coder);
+        load.failed(|| encoder.name())?;
+        tokens += load.ids(0).len() as u64;
+        let ended = load.pieces()[0].ends();
+        documents += u64::from(ended.is_some());
+        bytes += ended.map_or(0, |content| content.bytes);
+    }
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let taken = tokens * width(coder.marks().0) + documents * TABLES;
+    Ok(Some((u128::from(taken) * u128::from(text) / u128::from(bytes)) as u64))
+}
+
+/// Bytes free where `dir` is or will be, where the system says so.
+fn free(dir: &Path) -> Option<u64> {
+    let there = dir.ancestors().find(|dir| dir.exists() || dir.as_os_str().is_empty())?;
+    #[cfg(unix)]
+    {
+        let there = if there.as_os_str().is_empty() { Path::new(".") } else { there };
+        let stat = rustix::fs::statvfs(there).ok()?;
+        Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = there;
+        None
+    }
+}
+
+/// Opens the set in `dir`, or makes it from what `feed` gives, on `threads` threads. `about` is the set's size where it
+/// is known; `say` hears what is done.
+///
+/// # Errors
+/// A source that cannot be read; too little room for the set; the file system. What is complete stays, and the next
+/// attempt goes on behind it.
+pub fn open_or_build(
+    dir: &Path,
+    origin: Origin,
+    about: impl FnOnce() -> Result<Option<u64>, SourceError>,
+    feed: impl FnOnce() -> Result<Feed, SourceError>,
+    threads: u32,
+    say: &mut dyn FnMut(Event),
+) -> Result<Shards, SourceError> {
+    if let Some(shards) = Shards::open(dir, Some(origin))? {
+        return Ok(shards);
+    }
+    let about = about()?;
+    if let (Some(needed), Some(free)) = (about, free(dir))
+        && needed > free
+    {
+        return Err(SourceError::NoRoom { dir: dir.to_owned(), needed, free });
+    }
+    let io = |e| SourceError::io(dir, e);
+    let unmade = |e| if disk::is_full(&e) { SourceError::Write { path: dir.to_owned(), reason: e } } else { io(e) };
+    fs::create_dir_all(dir).map_err(unmade)?;
+    let lock = File::create(dir.join(LOCK)).map_err(unmade)?;
+    if lock.try_lock().is_err() {
+        say(Event::Waiting);
+        lock.lock().map_err(io)?;
+        if let Some(shards) = Shards::open(dir, Some(origin))? {
+            return Ok(shards);
+        }
+    }
+    let feed = feed()?;
+    let found = complete(dir, origin)?;
+    say(Event::Begun { about, found: found.iter().map(|shard| shard.contents().tokens).sum() });
+    let built = Builder::new(dir, origin, feed, found, threads).and_then(|builder| builder.run(say));
+    if built.is_err()
+        && let Some(path) = (0..).map(|number| shard_path(dir, number)).find(|path| !path.exists())
+    {
+        // What is not complete is of no use.
+        let _ = fs::remove_file(path.with_extension("partial"));
+    }
+    let manifest = built?;
+    manifest.write(dir).map_err(|e| SourceError::Write { path: dir.to_owned(), reason: e })?;
+    match Shards::open(dir, Some(origin))? {
+        Some(shards) => Ok(shards),
+        None => Err(SourceError::io(&dir.join(super::MANIFEST), io::ErrorKind::NotFound.into())),
+    }
+}
+
+/// The complete shards at the beginning of an incomplete set; what comes behind them is removed.
+fn complete(dir: &Path, origin: Origin) -> Result<Vec<Shard>, SourceError> {
+    let mut found = Vec::new();
+    loop {
+        let path = shard_path(dir, found.len());
+        if !path.exists() {
+            return Ok(found);
+        }
+        let shard = Shard::open(&path).and_then(|shard| shard.verify().map(|()| shard));
+        match shard {
+            Ok(shard) if shard.contents().key == origin.key() => found.push(shard),
+            _ => break,
+        }
+    }
+    for number in found.len().. {
+        match fs::remove_file(shard_path(dir, number)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => break,
+            removed => removed.map_err(|e| SourceError::io(dir, e))?,
+        }
+    }
+    Ok(found)
+}
+
+struct Builder<'a> {
+    dir: &'a Path,
+    pieces: Ahead,
+    manifest: Manifest,
+    /// The key of the template that writes conversations.
+    template: Option<u64>,
+    /// Whether the shards that were found hold all of the source.
+    complete: bool,
+}
+
+impl<'a> Builder<'a> {
+    fn new(dir: &'a Path, origin: Origin, feed: Feed, found: Vec<Shard>, threads: u32) -> Result<Self, SourceError> {
+        let source = feed.documents.name().to_owned();
+        let template = feed.documents.template();
+        let mut pieces = Ahead::new(feed, threads)?;
+        let next = found.last().map(|shard| shard.contents().next);
+        // The last shard of a set names the source's beginning, where no shard can go on: only the manifest is missing.
+        let complete = next == Some(Place::default());
+        pieces.seek(0, next.unwrap_or_default())?;
+        let (vocab, bos, eos) = pieces.marks();
+        let total = |of: fn(&super::file::Contents) -> u64| found.iter().map(|s| of(s.contents())).sum();
+        let manifest = Manifest {
+            version: VERSION,
+            source,
+            origin,
+            vocab,
+            bos,
+            eos,
+            shards: found.len() as u32,
+            documents: total(|c| c.documents),
+            tokens: total(|c| c.tokens),
+            bytes: total(|c| c.bytes),
+            template: None,
+            digest: None,
+        };
+        let mut builder = Self { dir, pieces, manifest, template, complete };
+        builder.note(total(|c| c.context));
+        Ok(builder)
+    }
+
+    fn run(mut self, say: &mut dyn FnMut(Event)) -> Result<Manifest, SourceError> {
+        let mut writer: Option<Writer> = None;
+        while !self.complete && self.pieces.advance()? {
+            let Some(&piece) = self.pieces.piece() else { break };
+            // A full shard ends before the next document, whose place it names.
+            let full = |w: &Writer| w.contents().tokens >= SHARD_TOKENS || w.contents().documents >= SHARD_DOCUMENTS;
+            if piece.begins
+                && let Some(done) = writer.take_if(|w| full(w))
+            {
+                self.finish(done, piece.place)?;
+                say(Event::Encoded(self.manifest.tokens));
+            }
+            let path = shard_path(self.dir, self.manifest.shards as usize);
+            let written = || -> io::Result<()> {
+                let writer = match &mut writer {
+                    Some(writer) => writer,
+                    None => writer.insert(Writer::create(&path, self.manifest.vocab, self.manifest.origin.key())?),
+                };
+                writer.ids(self.pieces.ids())?;
+                piece.ends().into_iter().for_each(|content| writer.end(content));
+                Ok(())
+            };
+            let mut written = written;
+            written().map_err(|reason| SourceError::Write { path: self.dir.to_owned(), reason })?;
+        }
+        if let Some(done) = writer {
+            // Nothing comes behind it.
+            self.finish(done, Place::default())?;
+        }
+        if self.manifest.documents == 0 {
+            return Err(self.pieces.nothing());
+        }
+        Ok(self.manifest)
+    }
+
+    /// Notes the template where so many ids are no targets.
+    fn note(&mut self, context: u64) {
+        if context > 0 {
+            self.manifest.template = self.template.map(|key| format!("{key:016x}"));
+        }
+    }
+
+    fn finish(&mut self, writer: Writer, next: Place) -> Result<(), SourceError> {
+        let contents = *writer.contents();
+        let finished = writer.finish(next);
+        finished.map_err(|reason| SourceError::Write { path: self.dir.to_owned(), reason })?;
+        self.manifest.shards += 1;
+        self.manifest.documents += contents.documents;
+        self.manifest.tokens += contents.tokens;
+        self.manifest.bytes += contents.bytes;
+        self.note(contents.context);
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! What can go wrong with a tokenizer.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::DocumentError;
+
+/// Why a tokenizer cannot be built, loaded or saved: one line each.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// No such kind, and no such file.
+    #[error("there is no tokenizer `{0}`: give word, byte, bpe or the path of a tokenizer.json")]
+    UnknownKind(String),
+    /// The cap has no room for what the tokenizer cannot do without.
+    #[error("a vocabulary of {asked} is too small for the tokenizer `{kind}`: it needs at least {least}")]
+    CapTooSmall {
+        /// The tokenizer.
+        kind: String,
+        /// The cap asked for.
+        asked: u32,
+        /// The smallest cap possible.
+        least: u32,
+    },
+    /// The cap is beyond what is counted or trained in bounded memory.
+    #[error("a vocabulary of {asked} is too large for the tokenizer `{kind}`: it can have at most {most}")]
+    CapTooLarge {
+        /// The tokenizer.
+        kind: &'static str,
+        /// The cap asked for.
+        asked: u32,
+        /// The largest cap possible.
+        most: u32,
+    },
+    /// There is nothing to learn a vocabulary from.
+    #[error("the documents hold no words to build a `{0}` tokenizer from: give another --data")]
+    NoWords(&'static str),
+    /// A document could not be read.
+    #[error("{0}")]
+    Document(#[source] DocumentError),
+    /// The tokenizer's file could not be read.
+    #[error("cannot read the tokenizer {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The tokenizer's file could not be written.
+    #[error("cannot write the tokenizer {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The tokenizer's file is not what was once written.
+    #[error("the tokenizer {} is damaged: {what}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The tokenizer's file asks for something that is not there.
+    #[error("the tokenizer {} cannot be used: {what}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The part that is not supported.
+        what: String,
+    },
+}
+
+/// Why a text has no ids: the library behind a `tokenizer.json` failed, and what it said.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the tokenizer.json cannot encode a text ({0}); use another tokenizer")]
+pub struct EncodeError(pub(super) String);
+
+/// Why the content of a tokenizer's file is refused, before its path is known.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    Damaged(String),
+    Unsupported(String),
+}
+
+impl Refusal {
+    /// Damaged, with another error's message.
+    pub(super) fn damaged(what: impl ToString) -> Self {
+        Self::Damaged(what.to_string())
+    }
+
+    pub(super) fn at(self, path: PathBuf) -> TokenizerError {
+        match self {
+            Self::Damaged(what) => TokenizerError::Damaged { path, what: shown(&what) },
+            Self::Unsupported(what) => TokenizerError::Unsupported { path, what: shown(&what) },
+        }
+    }
+}
+
+/// A library's message, which may run over several lines.
+pub(crate) fn one_line(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A message that quotes a file, in which line ends and other control characters are written out.
+fn shown(message: &str) -> String {
+    let mut shown = String::with_capacity(message.len());
+    for c in message.chars() {
+        match c.is_control() {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
+}

@@ -1,0 +1,61 @@
+//! What all devices have in common.
+//!
+//! - [`Storage`]: reads and writes regions; [`Held`] does so for the part of a shared table that this rank stores
+//! - [`Allocation`]: an arena in main memory; [`Reference`]: the core's own loops on it
+//! - [`Others`]: collectives of ranks, of devices that compute in main memory
+//! - [`Overlap`]: which operations of a program run next to what ranks send each other
+
+mod allocation;
+mod others;
+mod overlap;
+mod reference;
+mod window;
+
+pub use allocation::Allocation;
+pub use others::Others;
+pub use overlap::{Overlap, Place, Stream};
+pub use reference::Reference;
+pub use window::{Held, Window};
+
+use std::ops::Range;
+
+use capful_core::device::OperationError;
+use capful_core::memory::Region;
+
+/// Why a device does not do what was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// It is not there, or has less than was asked for; nothing was begun.
+    #[error("{0}")]
+    Refused(String),
+    /// It failed while working.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<OperationError> for DeviceError {
+    fn from(error: OperationError) -> Self {
+        DeviceError::Failed(error.to_string())
+    }
+}
+
+/// Storage of regions, wherever it is.
+pub trait Storage {
+    /// Writes the region's bytes.
+    ///
+    /// # Errors
+    /// A region beyond the arena, a lost device.
+    fn write(&mut self, region: Region, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Reads the region's bytes, after all queued work.
+    ///
+    /// # Errors
+    /// A region beyond the arena, a lost device.
+    fn read(&mut self, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Which of the region's bytes are here: others are neither written nor read. All of them but of tables that ranks
+    /// share.
+    fn held(&self, region: Region) -> Range<usize> {
+        0..region.bytes() as usize
+    }
+}
