@@ -53,7 +53,10 @@ fn declare_arguments() -> Result<(), String> {
 fn build() -> Result<(), String> {
     let out = out()?;
     let nvcc = find_nvcc()?;
-    let (sources, headers) = (files("cuda", "cu")?, files("cuda", "cuh")?);
+    let (mut sources, headers) = (files("cuda", "cu")?, files("cuda", "cuh")?);
+    if env::var_os("CARGO_FEATURE_NEUROGEN").is_none() {
+        sources.retain(|source| !source.starts_with("cuda/spiking"));
+    }
     let targets = env::var("CAPFUL_CUDA_TARGETS").unwrap_or_else(|_| TARGETS.into());
     let mut arguments = Vec::new();
     for target in targets.split_whitespace() {

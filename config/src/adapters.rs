@@ -3,13 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
+use capful_core::model::Capability;
 use capful_core::model::transformer::Adapters;
 use capful_core::optimizer::Group;
 use serde::{Deserialize, Serialize};
 
 use super::error::error;
 use super::value::Value;
-use super::{AnyFamily, BaseType, Config, ConfigError, ModelConfig, Precision};
+use super::{AnyFamily, BaseType, Config, ConfigError, Precision};
 
 /// The projections that have adapters, written as a list of `qkv`, `out`, `gate_up` and `down`; `attention` is the first two, and
 /// `all` is all of them.
@@ -112,6 +113,7 @@ impl Config {
                 model.adapters = self.adapters();
                 AnyFamily::Transformer(model)
             }
+            #[cfg(feature = "neurogen")]
             AnyFamily::NeuroGen(model) => AnyFamily::NeuroGen(model),
         }
     }
@@ -136,8 +138,8 @@ impl Config {
                 }
             };
         }
-        if let ModelConfig::NeuroGen(_) = self.model {
-            return error(format!("--lora-rank {rank}: a NeuroGen has no adapters; leave it away"));
+        if let Some(why) = self.family().lacks(Capability::Adapters) {
+            return error(format!("--lora-rank {rank}: {why}; leave it away"));
         }
         if self.init_from.is_none() {
             return error(format!(

@@ -1,5 +1,6 @@
 //! The keys of `[model]` and `--set`: what each means, and which values it takes.
 
+#[cfg(feature = "neurogen")]
 use super::neurogen::NEUROGEN;
 use super::transformer::TRANSFORMER;
 
@@ -102,7 +103,11 @@ pub(super) use model_keys;
 
 /// The keys of the family that `[model]` calls by this name.
 pub fn keys(family: &str) -> &'static [Key] {
-    if family == "neurogen" { NEUROGEN } else { TRANSFORMER }
+    match family {
+        #[cfg(feature = "neurogen")]
+        "neurogen" => NEUROGEN,
+        _ => TRANSFORMER,
+    }
 }
 
 impl Values {

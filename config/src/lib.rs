@@ -13,6 +13,7 @@ mod keys;
 mod link;
 mod model;
 mod nearest;
+#[cfg(feature = "neurogen")]
 mod neurogen;
 mod optimizer;
 mod order;
@@ -50,6 +51,7 @@ pub use keys::{Key, Values, keys};
 pub use link::Link;
 pub use model::{AnyFamily, ModelConfig};
 pub use nearest::nearest;
+#[cfg(feature = "neurogen")]
 pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};
 pub use optimizer::{GroupConfig, Groups, RuleName};
 pub use order::{Cache, NO_CACHE, OWN};

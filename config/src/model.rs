@@ -1,13 +1,21 @@
 //! Which model, and its sizes.
 
+#[cfg(feature = "neurogen")]
+use capful_core::model::NeuroGen;
 use capful_core::model::transformer::Dialect;
-use capful_core::model::{Capability, Family as _, MicroBatch, ModelError, NeuroGen, Recompute, Transformer};
+use capful_core::model::{Capability, Family as _, MicroBatch, ModelError, Recompute, Transformer};
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "neurogen")]
+use super::NeuroGenConfig;
 use super::error::{ConfigError, error};
 use super::keys::keys;
 use super::nearest::nearest;
-use super::{NeuroGenConfig, RawConfig, TransformerConfig, presets};
+use super::{RawConfig, TransformerConfig, presets};
+
+/// The families that a table of a model may name.
+const FAMILIES: &str =
+    if cfg!(feature = "neurogen") { "pythia, yxanul, llama, neurogen" } else { "pythia, yxanul, llama" };
 
 /// A model's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -18,6 +26,7 @@ pub enum ModelConfig {
     /// A transformer that is Llama where nothing else is said.
     Yxanul(TransformerConfig),
     /// Six modules of spiking neurons.
+    #[cfg(feature = "neurogen")]
     NeuroGen(NeuroGenConfig),
 }
 
@@ -33,10 +42,15 @@ impl TryFrom<toml::Table> for ModelConfig {
         let known = match family.as_ref().and_then(toml::Value::as_str) {
             Some("pythia") => table.try_into().map(ModelConfig::Pythia),
             Some("yxanul" | "llama") => table.try_into().map(ModelConfig::Yxanul),
+            #[cfg(feature = "neurogen")]
             Some("neurogen") => table.try_into().map(ModelConfig::NeuroGen),
+            #[cfg(not(feature = "neurogen"))]
+            Some("neurogen") => {
+                return Err("this build has no NeuroGen; build it with --features neurogen".to_owned());
+            }
             _ => {
                 let other = family.map_or_else(String::new, |f| f.to_string());
-                return Err(format!("family is {other}; it must be one of pythia, yxanul, llama, neurogen"));
+                return Err(format!("family is {other}; it must be one of {FAMILIES}"));
             }
         };
         known.map_err(|e: toml::de::Error| shortened(e.message()))
@@ -47,6 +61,7 @@ impl TryFrom<toml::Table> for ModelConfig {
 fn complete(table: &mut toml::Table) {
     let family = table.entry("family").or_insert("pythia".into());
     let defaults = match family.as_str() {
+        #[cfg(feature = "neurogen")]
         Some("neurogen") => NeuroGenConfig::defaults(),
         Some("pythia") => TransformerConfig::defaults(Dialect::GptNeox),
         _ => TransformerConfig::defaults(Dialect::Llama),
@@ -62,6 +77,7 @@ pub enum AnyFamily {
     /// Layers of attention and feed-forward.
     Transformer(Transformer),
     /// Six modules of spiking neurons.
+    #[cfg(feature = "neurogen")]
     NeuroGen(NeuroGen),
 }
 
@@ -73,6 +89,7 @@ impl AnyFamily {
     pub fn validate(&self) -> Result<(), ModelError> {
         match self {
             AnyFamily::Transformer(family) => family.validate(),
+            #[cfg(feature = "neurogen")]
             AnyFamily::NeuroGen(family) => family.validate(),
         }
     }
@@ -84,6 +101,7 @@ impl AnyFamily {
     pub fn validate_micro_batch(&self, stage: &MicroBatch) -> Result<(), ModelError> {
         match self {
             AnyFamily::Transformer(family) => family.validate_micro_batch(stage),
+            #[cfg(feature = "neurogen")]
             AnyFamily::NeuroGen(family) => family.validate_micro_batch(stage),
         }
     }
@@ -92,6 +110,7 @@ impl AnyFamily {
     pub fn lacks(&self, capability: Capability) -> Option<&'static str> {
         match self {
             AnyFamily::Transformer(family) => family.lacks(capability),
+            #[cfg(feature = "neurogen")]
             AnyFamily::NeuroGen(family) => family.lacks(capability),
         }
     }
@@ -100,6 +119,7 @@ impl AnyFamily {
     pub fn recomputable(&self) -> Recompute {
         match self {
             AnyFamily::Transformer(family) => family.recomputable(),
+            #[cfg(feature = "neurogen")]
             AnyFamily::NeuroGen(family) => family.recomputable(),
         }
     }
@@ -111,6 +131,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Pythia(_) => "pythia",
             ModelConfig::Yxanul(_) => "yxanul",
+            #[cfg(feature = "neurogen")]
             ModelConfig::NeuroGen(_) => "neurogen",
         }
     }
@@ -119,6 +140,7 @@ impl ModelConfig {
     pub fn layers(&self) -> u32 {
         match self {
             ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.layers,
+            #[cfg(feature = "neurogen")]
             ModelConfig::NeuroGen(_) => 0,
         }
     }
@@ -127,6 +149,7 @@ impl ModelConfig {
     pub fn vocab_size(&self) -> u32 {
         match self {
             ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.vocab_size,
+            #[cfg(feature = "neurogen")]
             ModelConfig::NeuroGen(model) => model.vocab_size,
         }
     }
@@ -135,6 +158,7 @@ impl ModelConfig {
     pub fn context(&self) -> u32 {
         match self {
             ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.context,
+            #[cfg(feature = "neurogen")]
             ModelConfig::NeuroGen(model) => model.context,
         }
     }
@@ -143,15 +167,18 @@ impl ModelConfig {
     pub(super) fn set_context(&mut self, positions: u32) {
         match self {
             ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.context = positions,
+            #[cfg(feature = "neurogen")]
             ModelConfig::NeuroGen(model) => model.context = positions,
         }
     }
 
     /// The model, of so many streams side by side where it has any.
+    #[cfg_attr(not(feature = "neurogen"), allow(unused_variables, reason = "only a NeuroGen has streams"))]
     pub fn family(&self, streams: u32) -> AnyFamily {
         match self {
             ModelConfig::Pythia(model) => AnyFamily::Transformer(model.family(Dialect::GptNeox)),
             ModelConfig::Yxanul(model) => AnyFamily::Transformer(model.family(Dialect::Llama)),
+            #[cfg(feature = "neurogen")]
             ModelConfig::NeuroGen(model) => AnyFamily::NeuroGen(model.family(streams)),
         }
     }

@@ -139,6 +139,7 @@ fn each_parameter(family: &AnyFamily, mut show: impl FnMut(&Parameter)) {
     };
     match family {
         AnyFamily::Transformer(model) => drop(model.parameters(&mut see)),
+        #[cfg(feature = "neurogen")]
         AnyFamily::NeuroGen(model) => drop(model.parameters(&mut see)),
     }
 }

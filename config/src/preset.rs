@@ -14,7 +14,7 @@ pub struct Preset {
 }
 
 /// Every preset, the default first.
-pub const PRESETS: [Preset; 18] = [
+pub const PRESETS: &[Preset] = &[
     Preset {
         name: "quick-tiny",
         about: "learns the built-in tales by Muon in half a minute on two cores",
@@ -70,36 +70,43 @@ pub const PRESETS: [Preset; 18] = [
         about: "a plain Llama for the built-in tales, as transformers reads it",
         text: include_str!("presets/llama-tiny.toml"),
     },
+    #[cfg(feature = "neurogen")]
     Preset {
         name: "neurogen-tiny",
         about: "six modules of 1,024 spiking neurons over bytes, learns in minutes on two cores",
         text: include_str!("presets/neurogen-tiny.toml"),
     },
+    #[cfg(feature = "neurogen")]
     Preset {
         name: "neurogen-39k",
         about: "39,424 spiking neurons, a decoder of 32,000 × 2,560",
         text: include_str!("presets/neurogen-39k.toml"),
     },
+    #[cfg(feature = "neurogen")]
     Preset {
         name: "neurogen-4gb",
         about: "157,696 spiking neurons, a decoder of 32,000 × 8,192, trained inside 3.2 GB",
         text: include_str!("presets/neurogen-4gb.toml"),
     },
+    #[cfg(feature = "neurogen")]
     Preset {
         name: "gtx1650-ultra",
         about: "157,696 spiking neurons, a decoder of 32,000 × 6,144, trained inside 1.5 GiB",
         text: include_str!("presets/gtx1650-ultra.toml"),
     },
+    #[cfg(feature = "neurogen")]
     Preset {
         name: "gtx1650-balanced",
         about: "157,696 spiking neurons, a decoder of 32,000 × 8,192, trained inside 2.1 GB",
         text: include_str!("presets/gtx1650-balanced.toml"),
     },
+    #[cfg(feature = "neurogen")]
     Preset {
         name: "gtx1650-aggressive",
         about: "157,696 spiking neurons, a decoder of 32,000 × 12,288, trained inside 2.8 GB",
         text: include_str!("presets/gtx1650-aggressive.toml"),
     },
+    #[cfg(feature = "neurogen")]
     Preset {
         name: "neurogen-2048",
         about: "157,696 spiking neurons, a decoder of 32,000 × 32,768, too wide for a GPU of 4 GB",
@@ -114,7 +121,7 @@ const NOTHING: Preset = Preset { name: IMPORTED, about: "a model from elsewhere"
 
 /// Every preset, the default first.
 pub fn presets() -> &'static [Preset] {
-    &PRESETS
+    PRESETS
 }
 
 impl Preset {

@@ -217,11 +217,10 @@ impl Config {
 
     /// Refuses what is decided by evaluations on the way where there are none.
     fn validate_evaluations(&self) -> Result<(), ConfigError> {
-        if self.samples && matches!(self.model, ModelConfig::NeuroGen(_)) {
-            return error(
-                "--samples: what a NeuroGen says changes its state, which training goes on from; leave it out"
-                    .to_owned(),
-            );
+        if self.samples
+            && let Some(why) = self.family().lacks(Capability::Samples)
+        {
+            return error(format!("--samples: {why}; leave it out"));
         }
         let asked = match (self.keep_best, self.patience, self.samples) {
             (true, ..) => "--keep-best".to_owned(),
@@ -332,20 +331,19 @@ impl Config {
     pub fn evaluation(&self) -> MicroBatch {
         let (recompute, products, dropout) = (model::Recompute::NONE, Products::Wide, Chance::NONE);
         let stage = MicroBatch { recompute, products, dropout, documents: false, ..self.micro_batch() };
-        match self.model {
-            ModelConfig::NeuroGen(_) => {
-                let longer = (1..=4).rev().find(|n| stage.batch.is_multiple_of(*n)).unwrap_or(1);
-                MicroBatch { batch: stage.batch / longer, seq_len: stage.seq_len * longer, ..stage }
-            }
-            _ => stage,
+        if self.span().is_none() {
+            return stage;
         }
+        let longer = (1..=4).rev().find(|n| stage.batch.is_multiple_of(*n)).unwrap_or(1);
+        MicroBatch { batch: stage.batch / longer, seq_len: stage.seq_len * longer, ..stage }
     }
 
     /// Batches of a stream's block, where the model is one of streams: as many as its span holds.
     pub fn span(&self) -> Option<u32> {
         match self.model {
+            #[cfg(feature = "neurogen")]
             ModelConfig::NeuroGen(model) => Some(model.span),
-            _ => None,
+            ModelConfig::Pythia(_) | ModelConfig::Yxanul(_) => None,
         }
     }
 

@@ -42,6 +42,7 @@ impl Config {
     fn set_vocabulary(&mut self, ids: u32) {
         match &mut self.model {
             ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.vocab_size = ids,
+            #[cfg(feature = "neurogen")]
             ModelConfig::NeuroGen(model) => model.vocab_size = ids,
         }
     }

@@ -48,6 +48,7 @@ pub mod pool;
 mod product;
 mod ranks;
 pub mod simd;
+#[cfg(feature = "neurogen")]
 mod spiking;
 #[cfg(test)]
 mod tests;

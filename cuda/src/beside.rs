@@ -28,7 +28,7 @@ impl Cuda {
         let range = CurrentContext::get_stream_priority_range();
         let first = range.map_err(CudaError::of("cuCtxGetStreamPriorityRange"))?.greatest;
         let queue = Queue::new(StreamFlags::NON_BLOCKING, Some(first)).map_err(CudaError::of("cuStreamCreate"))?;
-        self.exchange = Some(queue);
+        self.ranks.stream = Some(queue);
         Ok(())
     }
 
@@ -94,12 +94,13 @@ impl Cuda {
         }
         // Copies that wait belong to the stream that they came for.
         self.carry_all()?;
-        let exchange = self.exchange.take().ok_or(OperationError::Device)?;
+        let exchange = self.ranks.stream.take().ok_or(OperationError::Device)?;
         // Its kernels follow messages, not each other.
-        let compute = (std::mem::replace(&mut self.stream, exchange), std::mem::replace(&mut self.early, false));
+        let compute =
+            (std::mem::replace(&mut self.stream, exchange), std::mem::replace(&mut self.hardware.early, false));
         let done = queue(self).and_then(|done| self.carry_all().map(|()| done));
-        self.early = compute.1;
-        self.exchange = Some(std::mem::replace(&mut self.stream, compute.0));
+        self.hardware.early = compute.1;
+        self.ranks.stream = Some(std::mem::replace(&mut self.stream, compute.0));
         done
     }
 

@@ -1,26 +1,23 @@
 //! The GPU, its one allocation, copies in and out, and launches.
 
-use std::cell::OnceCell;
-use std::collections::HashMap;
-use std::ffi::CString;
-
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::with_operation;
 use cust::context::{Context, CurrentContext};
-use cust::device::DeviceAttribute;
 use cust::memory::DeviceBuffer;
 use cust::module::Module;
 use cust::stream::{Stream, StreamFlags};
 
-use super::energy::Counter;
+use super::attention::Limits;
+use super::deferred::Deferred;
+use super::energy::Meter;
 use super::error::CudaError;
-use super::graph::Graph;
-use super::pointwise::carry::Carries;
+use super::graph::Graphs;
+use super::hardware::Hardware;
+use super::product::Library;
 use super::product::blas::Blas;
-use super::product::columns::Waiting;
 use super::profile::WORKSPACE;
-use super::ranks::nccl::Communicator;
+use super::ranks::Ranks;
 use super::room::CudaScratch;
 use super::staging::Staging;
 use super::{Products, Room, describe};
@@ -28,57 +25,23 @@ use super::{Products, Room, describe};
 /// A CUDA GPU that runs the operations of a step on one allocation.
 pub struct Cuda {
     // Dropped in this order: what uses the context before the context.
-    pub(super) graphs: HashMap<u64, Graph>,
-    /// The other ranks, where there are any.
-    pub(super) communicator: Option<Communicator>,
-    pub(super) blas: Option<Blas>,
+    pub(super) graphs: Graphs,
+    pub(super) ranks: Ranks,
+    pub(super) library: Library,
     pub(super) staging: Staging,
     arena: DeviceBuffer<u8>,
     pub(super) modules: Vec<(&'static str, Module)>,
     pub(super) stream: Stream,
-    /// The stream beside it for what ranks send each other, where there are several.
-    pub(super) exchange: Option<Stream>,
     scratch: Region,
     failure: Option<CudaError>,
-    /// The GPU's name.
-    pub(super) gpu: String,
-    /// A graph is being recorded.
-    pub(super) recording: bool,
+    pub(super) hardware: Hardware,
+    pub(super) limits: Limits,
+    pub(super) deferred: Deferred,
     /// The next kernel waits for two streams: it is not made ready early.
     pub(super) joined: bool,
-    /// Copies that wait to be recorded together.
-    pub(super) carries: Carries,
-    /// Sums over rows that wait to be finished together.
-    pub(super) waiting: Waiting,
-    /// Algorithms are timed for products that have none.
-    pub(super) tuning: bool,
-    /// Whether bf16 is multiplied on tensor cores.
-    pub(super) tensor_cores: bool,
-    /// Whether the library multiplies f32 on tensor cores, rounded to TF32.
-    pub(super) tf32: bool,
-    /// Whether warpgroups multiply bf16.
-    pub(super) warpgroups: bool,
-    /// Whether the driver describes matrices to the multiprocessors' copies of tiles.
-    pub(super) tensor_maps: bool,
-    /// Whether a kernel is made ready while the one before it runs.
-    pub(super) early: bool,
-    /// Blocks that can wait for each other: one a multiprocessor.
-    pub(super) together: u32,
-    /// Multiprocessors.
-    pub(super) multiprocessors: u32,
-    /// The most bytes of shared memory of a block.
-    pub(super) shared: u64,
-    /// Sequences that attention launches together.
-    pub(super) sequences: u32,
-    /// The length from which attention's gradient by keys has a kernel of its own.
-    pub(super) long_sequence: u32,
-    /// Bytes of the GPU's last cache.
-    pub(super) cache: u64,
+    meter: Meter,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
-    /// Where it is on its bus, and the counter of its energy once somebody reads it.
-    address: CString,
-    counter: OnceCell<Option<Counter>>,
     /// Bytes of the GPU outside the arena, each with its name, as measured.
     outside: Vec<(&'static str, u64)>,
     /// Released last.
@@ -93,14 +56,9 @@ impl Cuda {
     pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
         let Room { arena: arena_bytes, scratch, staging } = room;
         let device = describe::find(ordinal)?;
-        let super::Gpu { name, bf16: tensor_cores, warpgroups, early, multiprocessors, .. } = describe::gpu(device)?;
-        let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1).max(1);
-        let together = if describe::waits(device)? { multiprocessors } else { 1 };
-        let cache =
-            device.get_attribute(DeviceAttribute::L2CacheSize).map_err(CudaError::of("cuDeviceGetAttribute"))?;
-        let cache = u64::try_from(cache).unwrap_or(0);
+        let hardware = Hardware::of(device)?;
         let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
-        let too_small = |free| CudaError::TooSmall { name: name.clone(), needed: arena_bytes, free, total };
+        let too_small = |free| CudaError::TooSmall { name: hardware.name.clone(), needed: arena_bytes, free, total };
         if arena_bytes > total {
             return Err(too_small(total));
         }
@@ -135,36 +93,24 @@ impl Cuda {
         };
         note(&mut outside, "cublasLt", used()?.saturating_sub(arena_bytes));
         Ok(Cuda {
-            graphs: HashMap::new(),
-            communicator: None,
-            blas,
+            graphs: Graphs::default(),
+            ranks: Ranks::default(),
+            library: Library { blas, tuning: false, tf32: false },
             staging,
             arena,
             modules,
             stream,
-            exchange: None,
             scratch,
             failure: None,
-            gpu: name,
-            recording: false,
+            hardware,
+            limits: Limits {
+                sequences: super::attention::heads::SEQUENCES,
+                long_sequence: super::room::attention::LONG,
+            },
+            deferred: Deferred::new(),
             joined: false,
-            carries: Carries::new(),
-            waiting: Waiting::new(),
-            tuning: false,
-            tensor_cores,
-            tf32: false,
-            warpgroups,
-            tensor_maps: capful_driver::has("cuTensorMapEncodeTiled"),
-            early,
-            together,
-            multiprocessors,
-            shared: describe::shared(device)?,
-            sequences: super::attention::heads::SEQUENCES,
-            long_sequence: super::room::attention::LONG,
-            cache,
+            meter: Meter::of(device)?,
             warnings,
-            address: super::energy::address(device)?,
-            counter: OnceCell::new(),
             outside,
             _context: context,
         })
@@ -173,7 +119,7 @@ impl Cuda {
     /// Whether cublasLt may round the operands of a product of f32 by f32 to TF32 (10 bits of mantissa; sums stay f32), as
     /// a run in bf16 does: tensor cores multiply those some ten times faster. Before anything is tuned or recorded.
     pub fn allow_tf32(&mut self, allow: bool) {
-        self.tf32 = allow && self.tensor_cores;
+        self.library.tf32 = allow && self.hardware.tensor_cores;
     }
 
     /// Adds to what is said once.
@@ -191,7 +137,7 @@ impl Cuda {
     /// # Errors
     /// It is not.
     pub fn require_library(&self) -> Result<(), CudaError> {
-        if self.blas.is_some() {
+        if self.library.blas.is_some() {
             Ok(())
         } else {
             Err(CudaError::NoFp8Library("it is missing or does not start".to_owned()))
@@ -219,7 +165,7 @@ impl Cuda {
 
     /// Joules that the board took since the driver was loaded; nothing where it does not count them.
     pub fn joules(&mut self) -> Option<f64> {
-        self.counter.get_or_init(|| Counter::of(&self.address)).as_ref()?.joules()
+        self.meter.joules()
     }
 
     /// Bytes of the GPU outside the arena, each with its name, as measured.
@@ -317,6 +263,19 @@ impl Cuda {
         Ok(found.unwrap_or(Dtype::F32))
     }
 
+    /// Refuses operands that are not f32, of operations whose operands are f32 in every precision.
+    pub(crate) fn exact(
+        &mut self,
+        operation: &'static str,
+        regions: impl IntoIterator<Item = Region>,
+    ) -> Result<(), OperationError> {
+        if self.dtype(operation, regions)? == Dtype::F32 {
+            return Ok(());
+        }
+        let why = "its rows, weights and states are f32 in every precision";
+        Err(self.fail(CudaError::Unsupported { operation, why }))
+    }
+
     /// Queues filling `count` 32-bit words with `value`.
     pub(super) fn fill(&mut self, address: u64, value: u32, count: u64) -> Result<(), OperationError> {
         self.carry_all()?;
@@ -381,7 +340,7 @@ impl Cuda {
 
     /// Runs what waits for the GPU. Where it waits for other ranks' the wait has an end: see [`capful_ranks::watch`].
     pub(super) fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
-        match &self.communicator {
+        match &self.ranks.communicator {
             Some(communicator) => communicator.wait(wait),
             None => wait(),
         }

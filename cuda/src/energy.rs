@@ -1,5 +1,6 @@
 //! The counter of energy that the driver's management library (NVML) keeps for a GPU. The functions are those of nvml.h.
 
+use std::cell::OnceCell;
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 
@@ -28,7 +29,7 @@ pub struct Counter {
 }
 
 /// Where a GPU is on its bus, as the library writes it.
-pub fn address(device: Device) -> Result<CString, CudaError> {
+fn address(device: Device) -> Result<CString, CudaError> {
     let [domain, bus, slot] = [
         Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
         Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
@@ -47,6 +48,24 @@ fn open() -> Option<Library> {
         true => Some(driver),
         // SAFETY: NVIDIA's library; its initialisers are its own.
         false => unsafe { Library::new(LIBRARY) }.ok(),
+    }
+}
+
+/// The energy of one GPU: the counter is opened when it is first read.
+pub(super) struct Meter {
+    address: CString,
+    counter: OnceCell<Option<Counter>>,
+}
+
+impl Meter {
+    /// The meter of `device`, closed.
+    pub fn of(device: Device) -> Result<Meter, CudaError> {
+        Ok(Meter { address: address(device)?, counter: OnceCell::new() })
+    }
+
+    /// Joules that the board took since the driver was loaded; nothing where it does not count them.
+    pub fn joules(&self) -> Option<f64> {
+        self.counter.get_or_init(|| Counter::of(&self.address)).as_ref()?.joules()
     }
 }
 

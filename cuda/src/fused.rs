@@ -9,8 +9,11 @@ use super::decoding::token::Launch;
 use super::device::Cuda;
 use super::norm::dropped::{dropped_before, dropped_by};
 use super::product::column_sums::{copied_before, made_before, made_by};
-use super::spiking::spike_chain::{begins, linked};
-use super::spiking::spikes::follows;
+#[cfg(feature = "neurogen")]
+use super::spiking::{
+    spike_chain::{begins, linked},
+    spikes::follows,
+};
 use capful_device::Stream;
 
 /// Whether the first two operations are made together, in the place of the second.
@@ -32,7 +35,9 @@ fn joined(ops: &[Op]) -> bool {
 /// Whether two operations that follow each other may be made together.
 pub(super) fn together(a: &Op, b: &Op) -> bool {
     match (a, b) {
+        #[cfg(feature = "neurogen")]
         (Op::Spike(a), Op::Spike(b)) => follows(a, b) || linked(a, b),
+        #[cfg(feature = "neurogen")]
         (Op::Taps(a), Op::Spike(b)) => begins(a, b),
         // A norm is followed by what is dropped of its outputs.
         (Op::Norm(norm), Op::Dropout(dropout)) => norm.copy.is_none() && norm.first.out == dropout.x,
@@ -52,7 +57,10 @@ impl Cuda {
     /// # Errors
     /// What an operation could not do.
     pub fn run_program(&mut self, ops: &[Op]) -> Result<(), OperationError> {
-        if self.exchange.is_some() && self.recording && ops.iter().any(|op| Stream::of(op) == Stream::Exchange) {
+        if self.ranks.stream.is_some()
+            && self.graphs.recording
+            && ops.iter().any(|op| Stream::of(op) == Stream::Exchange)
+        {
             return self.run_beside(ops);
         }
         self.run_all(ops)
@@ -68,17 +76,33 @@ impl Cuda {
         let mut at = some.start;
         while at < some.end {
             let rest = &ops[at..some.end];
-            at += if let Some(launch) = Launch::of(rest) {
-                self.token(&launch)?
-            } else if let Some(modules) = self.modules(rest) {
-                self.run_modules(&modules)?
-            } else if let Some(chain) = self.chain(rest) {
-                self.run_chain(&chain)?
-            } else {
-                self.run_at(ops, at).map(|()| 1)?
+            at += match Launch::of(rest) {
+                Some(launch) => self.token(&launch)?,
+                None => match self.run_spiking(rest)? {
+                    0 => self.run_at(ops, at).map(|()| 1)?,
+                    launched => launched,
+                },
             };
         }
         Ok(())
+    }
+
+    /// Queues modules of spiking neurons that one launch makes together: as many of the first operations as are returned.
+    #[cfg(feature = "neurogen")]
+    fn run_spiking(&mut self, ops: &[Op]) -> Result<usize, OperationError> {
+        if let Some(modules) = self.modules(ops) {
+            return self.run_modules(&modules);
+        }
+        match self.chain(ops) {
+            Some(chain) => self.run_chain(&chain),
+            None => Ok(0),
+        }
+    }
+
+    /// A build without NeuroGen has no modules of spiking neurons.
+    #[cfg(not(feature = "neurogen"))]
+    fn run_spiking(&mut self, _: &[Op]) -> Result<usize, OperationError> {
+        Ok(0)
     }
 
     /// Queues operation `at` of a program: with the one before it where they are made together, and then not that one.

@@ -1,5 +1,6 @@
 //! A step recorded once as a CUDA graph and replayed.
 
+use std::collections::HashMap;
 use std::ptr;
 
 use capful_core::device::OperationError;
@@ -16,6 +17,15 @@ pub struct Graph {
     executable: sys::CUgraphExec,
 }
 
+/// The graphs of a device.
+#[derive(Default)]
+pub(super) struct Graphs {
+    /// By their keys.
+    pub recorded: HashMap<u64, Graph>,
+    /// A graph is being recorded.
+    pub recording: bool,
+}
+
 impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: made by `record` and destroyed once. A failure leaves nothing to do.
@@ -26,7 +36,7 @@ impl Drop for Graph {
 impl Cuda {
     /// Whether a graph of this key is recorded.
     pub fn recorded(&self, key: u64) -> bool {
-        self.graphs.contains_key(&key)
+        self.graphs.recorded.contains_key(&key)
     }
 
     /// Records what is queued from here on, until [`Cuda::end_recording`].
@@ -44,7 +54,7 @@ impl Cuda {
     /// What an operation or the driver could not do.
     pub fn end_recording(&mut self, key: u64, queued: Result<(), OperationError>) -> Result<(), CudaError> {
         let graph = self.end(queued)?;
-        self.graphs.insert(key, graph);
+        self.graphs.recorded.insert(key, graph);
         Ok(())
     }
 
@@ -54,7 +64,7 @@ impl Cuda {
     /// What the driver says.
     pub fn replay_recorded(&mut self, key: u64) -> Result<(), CudaError> {
         self.carry_all().map_err(|e| self.explain(e))?;
-        self.graphs.get(&key).map_or(Ok(()), |graph| self.replay(graph))
+        self.graphs.recorded.get(&key).map_or(Ok(()), |graph| self.replay(graph))
     }
 
     pub(super) fn launch_graph(&mut self, graph: &Graph) -> Result<(), CudaError> {
@@ -88,16 +98,15 @@ impl Cuda {
         // SAFETY: our own stream.
         let code = unsafe { sys::cuStreamBeginCapture_v2(self.stream.as_inner(), mode) };
         CudaError::check("cuStreamBeginCapture", code)?;
-        self.recording = true;
+        self.graphs.recording = true;
         Ok(())
     }
 
     /// Ends what [`Cuda::begin`] began, whether or not the recording went well.
     fn end(&mut self, recorded: Result<(), OperationError>) -> Result<Graph, CudaError> {
         let recorded = recorded.and_then(|()| self.finish_all()).and_then(|()| self.carry_all());
-        self.waiting.clear();
-        self.carries.clear();
-        self.recording = false;
+        self.deferred.clear();
+        self.graphs.recording = false;
         let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
         let stream = self.stream.as_inner();
         // SAFETY: our own stream, and a place for the handle made.

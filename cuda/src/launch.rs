@@ -94,9 +94,9 @@ impl Cuda {
         arguments: &A,
     ) -> Result<(), OperationError> {
         self.carry_all()?;
-        let grid = [self.together, 1, 1];
+        let grid = [self.hardware.together, 1, 1];
         let kernel = self.kernel(module, kernel)?;
-        let start = if self.together > 1 { Start::Together } else { Start::Plain };
+        let start = if self.hardware.together > 1 { Start::Together } else { Start::Plain };
         self.start(module, kernel, (grid, threads, shared), start, arguments)
     }
 
@@ -108,7 +108,7 @@ impl Cuda {
         shape: ([u32; 3], u32, u32),
         arguments: &A,
     ) -> Result<(), OperationError> {
-        let start = if self.early && !self.joined { Start::Early } else { Start::Plain };
+        let start = if self.hardware.early && !self.joined { Start::Early } else { Start::Plain };
         self.start(module, kernel, shape, start, arguments)
     }
 
@@ -134,7 +134,7 @@ impl Cuda {
         if grid.contains(&0) {
             return Ok(());
         }
-        self.joined &= !self.early;
+        self.joined &= !self.hardware.early;
         if grid[1].max(grid[2]) > 65_535 {
             let why = "a GPU takes no more than 65,535 streams, tokens of a stream or heads at once; lower --batch-size or --seq-len";
             return Err(self.fail(CudaError::Unsupported { operation: module, why }));

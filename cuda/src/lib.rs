@@ -2,8 +2,10 @@
 //!
 //! - `arguments`: what kernels take, declared by their sources;
 //! - `device`: the GPU, its one allocation, copies in and out;
+//! - `hardware`: what the GPU can do;
 //! - `launch`: kernels queued, each made ready while the one before it runs;
 //! - `beside`: a program on two streams, what ranks send each other on one of them;
+//! - `deferred`: copies and sums that wait for a kernel that does several;
 //! - `staging`: inputs and results through pinned memory;
 //! - `graph`: a step recorded once and replayed;
 //! - `timing`: how long operations take;
@@ -32,6 +34,8 @@ mod beside;
 #[cfg(feature = "cuda")]
 mod decoding;
 #[cfg(feature = "cuda")]
+mod deferred;
+#[cfg(feature = "cuda")]
 mod describe;
 mod description;
 #[cfg(feature = "cuda")]
@@ -46,6 +50,8 @@ mod error;
 mod fused;
 #[cfg(feature = "cuda")]
 mod graph;
+#[cfg(feature = "cuda")]
+mod hardware;
 #[cfg(feature = "cuda")]
 mod head;
 #[cfg(feature = "cuda")]
@@ -62,11 +68,11 @@ mod profile;
 #[cfg(feature = "cuda")]
 mod ranks;
 mod room;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "neurogen"))]
 mod spiking;
 #[cfg(feature = "cuda")]
 mod staging;
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(all(test, feature = "cuda", feature = "neurogen"))]
 mod tests;
 #[cfg(feature = "cuda")]
 mod timed;

@@ -23,6 +23,7 @@ pub mod pointwise;
 pub mod product;
 #[path = "ranks/room.rs"]
 pub mod ranks;
+#[cfg(feature = "neurogen")]
 #[path = "spiking/room.rs"]
 pub mod spiking;
 

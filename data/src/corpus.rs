@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use capful_core::data::Stretch;
+use capful_core::model::Capability;
 use capful_core::train::Stage;
 
 use self::built::template;
@@ -57,8 +58,10 @@ pub enum CorpusError {
     #[error(transparent)]
     Template(#[from] TemplateError),
     /// Conversations for a model whose rows are streams.
-    #[error("{name}: holds conversations, and rows of a NeuroGen are streams; train a transformer on them")]
+    #[error("{name}: holds conversations, and {why}; train a transformer on them")]
     Streams {
+        /// Why the model has no rows of its own for them.
+        why: &'static str,
         /// The source.
         name: String,
     },
@@ -258,15 +261,16 @@ impl Corpus {
     /// Refuses conversations for a run that cannot learn from them, before they are encoded, where the first document is
     /// one.
     fn look_at_the_first(&self, config: &Config) -> Result<(), CorpusError> {
-        if config.span().is_none() && self.rows.is_some() {
+        let streams = config.family().lacks(Capability::Documents);
+        if streams.is_none() && self.rows.is_some() {
             return Ok(());
         }
         let mut first = Document::default();
         let there = open(&self.source, &self.options, self.seed, Part::All)?.next(&mut first)?;
-        match there && first.is_conversation() {
-            true if config.span().is_some() => Err(CorpusError::Streams { name: self.name() }),
-            true => Err(SourceError::Stages { name: self.name() }.into()),
-            false => Ok(()),
+        match streams {
+            _ if !there || !first.is_conversation() => Ok(()),
+            Some(why) => Err(CorpusError::Streams { name: self.name(), why }),
+            None => Err(SourceError::Stages { name: self.name() }.into()),
         }
     }
 
@@ -275,8 +279,8 @@ impl Corpus {
         if !self.is_of_conversations() {
             return Ok(());
         }
-        if config.span().is_some() {
-            return Err(CorpusError::Streams { name: self.name() });
+        if let Some(why) = config.family().lacks(Capability::Documents) {
+            return Err(CorpusError::Streams { name: self.name(), why });
         }
         let source = self.options.template.source();
         let has = templates::of(self.tokenizer.as_ref());

@@ -9,8 +9,8 @@ use crate::memory::Arena;
 #[macro_export]
 macro_rules! for_each_operation {
     ([$($callback:tt)+] $($more:tt)*) => {
-        $($callback)+! {
-            [$($more)*]
+        $crate::with_spiking_operations! {
+            [$($callback)+] [$($more)*]
             AdamW,
             AdamWFactored,
             AddValues,
@@ -26,8 +26,6 @@ macro_rules! for_each_operation {
             CachedAttention,
             Carry,
             Compress,
-            Context,
-            ContextGrad,
             Dequantise,
             Dropout,
             Embed,
@@ -38,16 +36,12 @@ macro_rules! for_each_operation {
             FactoredUpdate,
             Gelu,
             HeadLoss,
-            Inhibit,
             Linear,
             LinearGrad,
             Lion,
             MatrixMomentum,
             MatrixMove,
             MaxParts,
-            Memory,
-            MemoryGrad,
-            Modulate,
             MostLikely,
             Norm,
             NormGrad,
@@ -57,16 +51,12 @@ macro_rules! for_each_operation {
             QkNormGrad,
             Quantise,
             QuantiseRows,
-            Readout,
-            ReadoutGrad,
             Rescale,
             Rotate,
             RowFactors,
             Sample,
             Sgd,
             Softcap,
-            Spike,
-            SpikeGrad,
             Spread,
             SpreadGrad,
             SquaredNorm,
@@ -74,10 +64,46 @@ macro_rules! for_each_operation {
             SumParts,
             SwiGlu,
             SwiGluGrad,
+        }
+    };
+}
+
+/// Adds the operations of spiking neurons to a list, in a build that has them.
+#[cfg(feature = "neurogen")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! with_spiking_operations {
+    ([$($callback:tt)+] [$($more:tt)*] $($name:ident,)*) => {
+        $($callback)+! {
+            [$($more)*]
+            $($name,)*
+            Context,
+            ContextGrad,
+            Inhibit,
+            Memory,
+            MemoryGrad,
+            Modulate,
+            Readout,
+            ReadoutGrad,
+            Spike,
+            SpikeGrad,
             SynapseGrad,
             SynapseInputGrad,
             Taps,
             TapsGrad,
+        }
+    };
+}
+
+/// Adds nothing to a list of operations.
+#[cfg(not(feature = "neurogen"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! with_spiking_operations {
+    ([$($callback:tt)+] [$($more:tt)*] $($name:ident,)*) => {
+        $($callback)+! {
+            [$($more)*]
+            $($name,)*
         }
     };
 }

@@ -26,8 +26,12 @@ mod vocabulary;
 
 pub use checksum::crc32;
 pub use decoder::{DecodeError, Decoder, OnArena};
-pub use description::{Described, Description, SpikingDescription, WeightType};
-pub use open::{Header, Image, ImageError, ImageOf, MAGIC, SpikingImage, VERSION};
+#[cfg(feature = "neurogen")]
+pub use description::SpikingDescription;
+pub use description::{Described, Description, WeightType};
+#[cfg(feature = "neurogen")]
+pub use open::SpikingImage;
+pub use open::{Header, Image, ImageError, ImageOf, MAGIC, VERSION};
 pub use vocabulary::{TextError, Tokens, Unknown, Vocabulary, VocabularyHeader};
 
 #[cfg(doc)]

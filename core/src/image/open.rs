@@ -5,7 +5,9 @@ use core::fmt;
 use crate::memory::{Arena, Entry, Layout, LayoutError};
 use crate::model::ModelError;
 
-use super::{Described, Description, SpikingDescription, Vocabulary, crc32};
+#[cfg(feature = "neurogen")]
+use super::SpikingDescription;
+use super::{Described, Description, Vocabulary, crc32};
 
 /// The first eight bytes, `capful` and two that no text has, as words.
 pub const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"capf"), u32::from_le_bytes(*b"ul\x1a\n")];
@@ -180,6 +182,7 @@ pub struct ImageOf<'a, D> {
 pub type Image<'a> = ImageOf<'a, Description>;
 
 /// A NeuroGen's image.
+#[cfg(feature = "neurogen")]
 pub type SpikingImage<'a> = ImageOf<'a, SpikingDescription>;
 
 impl<'a, D: Described> ImageOf<'a, D> {

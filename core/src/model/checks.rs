@@ -34,21 +34,25 @@ pub(super) fn check_limits(sizes: &[(&'static str, u32)]) -> Result<(), ModelErr
 #[derive(Clone, Copy)]
 pub(super) enum Must {
     /// A share or a decay: 0 to 1.
+    #[cfg(feature = "neurogen")]
     Share,
     /// Above 0.
     Positive,
     /// 0 or more.
     NotNegative,
     /// A number.
+    #[cfg(feature = "neurogen")]
     Finite,
 }
 
 pub(super) fn check_constants(constants: &[(&'static str, f32, Must)]) -> Result<(), ModelError> {
     for &(name, value, must) in constants {
         let (good, must) = match must {
+            #[cfg(feature = "neurogen")]
             Must::Share => ((0.0..=1.0).contains(&value), "0 to 1"),
             Must::Positive => (value > 0.0 && value.is_finite(), "above 0"),
             Must::NotNegative => (value >= 0.0 && value.is_finite() && value.is_sign_positive(), "at least 0"),
+            #[cfg(feature = "neurogen")]
             Must::Finite => (value.is_finite(), "finite"),
         };
         if !good {

@@ -51,6 +51,12 @@ pub enum Capability {
     Averages,
     /// Gradients that are released layer by layer: [`Optimizer::releasing`].
     ReleasedGradients,
+    /// Adapters (LoRA) next to weights that do not learn.
+    Adapters,
+    /// Rows that are documents by themselves, such as conversations.
+    Documents,
+    /// Text between two training steps, which training does not notice.
+    Samples,
 }
 
 /// The shape of a micro-batch and what decides its memory.

@@ -4,6 +4,7 @@ mod activations;
 mod checks;
 mod family;
 mod initial;
+#[cfg(feature = "neurogen")]
 pub mod neurogen;
 mod parameter;
 mod recompute;
@@ -16,6 +17,7 @@ pub use family::{
     Batch, Capability, Control, Family, GAUGES, Gauge, Measure, MicroBatch, ModelError, Products, Purpose,
 };
 pub use initial::FirstValues;
+#[cfg(feature = "neurogen")]
 pub use neurogen::NeuroGen;
 pub use parameter::{Parameter, Parameters};
 pub use recompute::{Activation, EightBits, Recompute};

@@ -117,6 +117,11 @@ pub fn softcap_derivative(z: f32, cap: f32) -> f32 {
     1.0 - t * t
 }
 
+/// 2 σ(x), which opens a gate: 1 at x = 0.
+pub fn gate(x: f32) -> f32 {
+    2.0 / (1.0 + libm::expf(-x))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

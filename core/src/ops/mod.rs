@@ -12,6 +12,7 @@ mod optimizer;
 mod pointwise;
 mod product;
 mod ranks;
+#[cfg(feature = "neurogen")]
 mod spiking;
 
 pub use crate::data::IGNORE;
@@ -24,6 +25,7 @@ pub use optimizer::*;
 pub use pointwise::*;
 pub use product::*;
 pub use ranks::*;
+#[cfg(feature = "neurogen")]
 pub use spiking::*;
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ impl Cuda {
     /// them, and so many blocks that they fill the GPU.
     fn keeps_keys(&self, o: &Attention) -> bool {
         let [_, batch, seq_len, _] = o.qkv.shape;
-        let many = u64::from(batch) * u64::from(o.heads.keys) > 2 * u64::from(self.multiprocessors);
+        let many = u64::from(batch) * u64::from(o.heads.keys) > 2 * u64::from(self.hardware.multiprocessors);
         let grouped = o.heads.size == 64 && o.heads.queries / o.heads.keys >= 4;
         o.offsets.is_none() && o.pattern.dense() && SHORT.contains(&seq_len) && grouped && many
     }
@@ -78,14 +78,14 @@ impl Cuda {
                 return self.launch_with(module, module, grid, 128, SHORT_ROOM, &arguments);
             }
             if self.by_warpgroup(padded) && local(&o.heads, &o.pattern, o.offsets) && whole {
-                let most = LOCAL_BLOCKS * self.multiprocessors;
+                let most = LOCAL_BLOCKS * self.hardware.multiprocessors;
                 let stripes = stripes(u64::from(batch) * u64::from(o.heads.queries), tiles, most);
                 let (module, grid) = ("attention_local", [o.heads.queries, batch, stripes]);
                 return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments);
             }
             if self.by_warpgroup(padded) && self.maps_heads(&o.heads, &[o.qkv])? {
                 let (module, grid) = ("attention_warpgroup", [o.heads.queries, batch, tiles]);
-                let order = OrderArgs::of(grid, WARPGROUP_BLOCKS * self.multiprocessors);
+                let order = OrderArgs::of(grid, WARPGROUP_BLOCKS * self.hardware.multiprocessors);
                 let attention = AttentionArgs { order, ..arguments };
                 let qkv = self.head_map(o.qkv, o.heads.size)?;
                 let arguments = AttentionTilesArgs { qkv, attention, unused: [0; 6] };

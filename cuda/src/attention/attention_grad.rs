@@ -129,16 +129,16 @@ impl Cuda {
                     return Ok(None);
                 }
                 // For sums a block has always the same head.
-                let most = self.multiprocessors / o.heads.keys * o.heads.keys;
+                let most = self.hardware.multiprocessors / o.heads.keys * o.heads.keys;
                 let summing = sums.is_some() && o.heads.queries == o.heads.keys && most > 0;
-                let grid = heads.min(if summing { most } else { self.multiprocessors });
+                let grid = heads.min(if summing { most } else { self.hardware.multiprocessors });
                 let arguments = AttentionGradArgs { sums: sums.filter(|_| summing).unwrap_or(0), ..arguments };
                 let (kernel, shared) = ("attention_grad_short_stream", short_room(2, 2));
                 self.launch_with(module, kernel, [grid, 1, 1], 384, shared, &arguments)?;
                 return Ok(summing.then(|| grid / o.heads.keys * 2));
             }
             if self.by_warpgroup(padded) && by_stripes(&o, &arguments) {
-                let most = LOCAL_BLOCKS * self.multiprocessors;
+                let most = LOCAL_BLOCKS * self.hardware.multiprocessors;
                 let stripes = stripes(u64::from(batch) * u64::from(o.heads.keys), tiles, most);
                 let (module, grid) = ("attention_grad_local", [o.heads.keys, batch, stripes]);
                 return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments).map(|()| None);
@@ -169,7 +169,7 @@ impl Cuda {
 
     /// Whether the kernel for long sequences takes the keys' part, which makes sums of columns.
     fn by_pipeline(&self, o: &AttentionGrad) -> bool {
-        o.pattern.dense() && o.qkv.shape[2] >= self.long_sequence
+        o.pattern.dense() && o.qkv.shape[2] >= self.limits.long_sequence
     }
 
     /// By warpgroups, the queries' part and then the keys'.
@@ -178,7 +178,7 @@ impl Cuda {
         o: &AttentionGrad,
         grad: AttentionGradArgs,
     ) -> Result<(), OperationError> {
-        let (batch, length, multiprocessors) = (o.qkv.shape[1], u64::from(grad.seq_len), self.multiprocessors);
+        let (batch, length, multiprocessors) = (o.qkv.shape[1], u64::from(grad.seq_len), self.hardware.multiprocessors);
         let ordered =
             |grid, resident| AttentionGradArgs { order: OrderArgs::of(grid, resident * multiprocessors), ..grad };
         let (qkv, out_grad) = (self.head_map(o.qkv, o.heads.size)?, self.head_map(o.out_grad, o.heads.size)?);

@@ -127,7 +127,7 @@ pub fn sequences(region: Region, batch: u32, part: &Range<u32>) -> Region {
 impl Cuda {
     /// The sequences that are launched together, in parts of the batch.
     pub(crate) fn parts(&self, batch: u32) -> impl Iterator<Item = Range<u32>> + use<> {
-        let most = self.sequences;
+        let most = self.limits.sequences;
         (0..batch).step_by(most as usize).map(move |first| first..batch.min(first.saturating_add(most)))
     }
 
@@ -135,13 +135,13 @@ impl Cuda {
     /// of whole sixteens.
     pub(crate) fn tensors(&self, dtype: Dtype, size: u32, pattern: &Pattern) -> Option<u32> {
         let blocks = pattern.dense() || pattern.block.is_multiple_of(16);
-        let tensors = self.tensor_cores && dtype == Dtype::Bf16 && blocks;
+        let tensors = self.hardware.tensor_cores && dtype == Dtype::Bf16 && blocks;
         [32, 64, 128].into_iter().find(|padded| tensors && size <= *padded)
     }
 
     /// Whether a warpgroup does on tensor cores what is padded to this size.
     pub(crate) fn by_warpgroup(&self, padded: u32) -> bool {
-        self.warpgroups && padded == 64
+        self.hardware.warpgroups && padded == 64
     }
 
     /// As [`padded`], or the error that says what is possible.

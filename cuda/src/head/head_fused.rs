@@ -22,7 +22,7 @@ impl Cuda {
     pub(crate) fn fuses_head(&self, o: &HeadLoss) -> bool {
         let mut activations = [Some(o.x), Some(o.weight), o.gradient.map(|g| g.x_grad)].into_iter().flatten();
         let [rows, ids, d] = [o.x.rows(), o.ids, o.x.columns()];
-        let possible = self.warpgroups
+        let possible = self.hardware.warpgroups
             && activations.all(|r| r.dtype == Dtype::Bf16 && r.offset.is_multiple_of(16))
             && d.is_multiple_of(8)
             && d <= TILE
@@ -31,10 +31,10 @@ impl Cuda {
             && o.integer.is_none()
             && o.gradient.is_none_or(|g| g.weight_grad.is_some());
         let [row_tiles, id_tiles] = [rows, ids].map(|n| blocks(n.into(), TILE));
-        let time = |own: u32, others: u32| u64::from(own.div_ceil(self.multiprocessors)) * u64::from(others);
+        let time = |own: u32, others: u32| u64::from(own.div_ceil(self.hardware.multiprocessors)) * u64::from(others);
         let kernels = if o.gradient.is_some() { 2 } else { 1 };
         let taken = time(row_tiles, id_tiles) + if kernels == 2 { time(id_tiles, row_tiles) } else { 0 };
-        let tile = u64::from(TILE * TILE) * u64::from(self.multiprocessors);
+        let tile = u64::from(TILE * TILE) * u64::from(self.hardware.multiprocessors);
         possible && taken * tile <= 2 * kernels * u64::from(rows) * u64::from(ids)
     }
 

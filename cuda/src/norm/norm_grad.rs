@@ -44,8 +44,8 @@ impl Cuda {
     /// Whether LayerNorm's gradient reads all once.
     fn in_one_pass(&self, dtype: Dtype, a: &NormGradArgs) -> bool {
         let wide = a.wide > 0 && a.columns <= VECTORS * MOST_VECTORS;
-        let room = u64::from(room(a.outputs, a.columns) + MOMENTS) <= self.shared;
-        self.tensor_cores && dtype == Dtype::Bf16 && wide && room
+        let room = u64::from(room(a.outputs, a.columns) + MOMENTS) <= self.hardware.shared;
+        self.hardware.tensor_cores && dtype == Dtype::Bf16 && wide && room
     }
 
     /// The same, with the sums of the columns of x's gradient where they are wanted.

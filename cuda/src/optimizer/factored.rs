@@ -28,7 +28,7 @@ impl OnCuda for FactoredUpdate {
         let (rows, columns, vocabulary) = (self.x.rows(), self.x.columns(), self.weight.rows());
         let tile = self.tile.rows().min(vocabulary);
         // Where f32 may be rounded, bf16 is: its products are twice as fast as TF32's, which want both operands turned.
-        let half = cuda.tf32;
+        let half = cuda.library.tf32;
         let dtype = if half { Dtype::Bf16 } else { Dtype::F32 };
         let room = FactoredRoom::of(&self, half);
         let start = cuda.scratch_at(0, room.bytes())? + WORKSPACE;

@@ -28,7 +28,7 @@ impl OnCuda for Orthogonalise {
             [cuda.address(self.x)?, cuda.address(self.out)?, cuda.address(self.gram)?, cuda.address(self.polynomial)?];
         let aligned = [x, out, gram, polynomial].iter().all(|at| at.is_multiple_of(16));
         let sides = m.is_multiple_of(GRAIN) && n.is_multiple_of(GRAIN);
-        let tensor = cuda.tensor_cores && dtype == Dtype::Bf16 && aligned && sides;
+        let tensor = cuda.hardware.tensor_cores && dtype == Dtype::Bf16 && aligned && sides;
         let partial = cuda.scratch_at(0, 4 * u64::from(NORM_PIECES) * u64::from(matrices))?;
         let base = OrthogonaliseArgs { x, p: 0, out: partial, partial: 0, m, n, add: 0.0, factor: 1.0, eps: Self::EPS };
         let kernel = format!("orthogonalise_norms_{}", dtype.name());

@@ -36,7 +36,7 @@ impl OnCuda for Carry {
     fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         let copy = [cuda.address(self.from)?, cuda.address(self.to)?, self.from.bytes()];
         cuda.carry(copy)?;
-        if cuda.recording { Ok(()) } else { cuda.carry_all() }
+        if cuda.graphs.recording { Ok(()) } else { cuda.carry_all() }
     }
 }
 
@@ -47,32 +47,32 @@ impl Cuda {
         let meets = |a: u64, b: u64, bytes_of_b: u64| a < b + bytes_of_b && b < a + bytes;
         // In one kernel nobody reads or writes what another writes.
         let waits = |&[f, t, n]: &[u64; 3]| meets(from, t, n) || meets(to, f, n) || meets(to, t, n);
-        if self.carries.waiting.is_full() || self.carries.waiting.iter().any(waits) {
+        if self.deferred.copies.waiting.is_full() || self.deferred.copies.waiting.iter().any(waits) {
             self.carry_all()?;
         }
-        self.carries.waiting.push([from, to, bytes]).map_err(|_| OperationError::Device)
+        self.deferred.copies.waiting.push([from, to, bytes]).map_err(|_| OperationError::Device)
     }
 
     /// Queues the copies that wait: before anything else is queued.
     pub(crate) fn carry_all(&mut self) -> Result<(), OperationError> {
-        if self.carries.waiting.is_empty() {
+        if self.deferred.copies.waiting.is_empty() {
             return Ok(());
         }
         let mut arguments = CarryArgs { from: [0; REGIONS], to: [0; REGIONS], bytes: [0; REGIONS], wide: [0; REGIONS] };
         let mut most = 0;
-        for (i, &[from, to, bytes]) in self.carries.waiting.iter().enumerate() {
+        for (i, &[from, to, bytes]) in self.deferred.copies.waiting.iter().enumerate() {
             let wide = (from | to).is_multiple_of(16);
             (arguments.from[i], arguments.to[i], arguments.bytes[i]) = (from, to, bytes);
             arguments.wide[i] = wide.into();
             most = most.max(threads(bytes, if wide { 16 } else { 1 }));
         }
-        let grid = [blocks(most, 256), self.carries.waiting.len() as u32, 1];
-        self.carries.waiting.clear();
-        let kernel = match self.carries.kernel {
+        let grid = [blocks(most, 256), self.deferred.copies.waiting.len() as u32, 1];
+        self.deferred.copies.waiting.clear();
+        let kernel = match self.deferred.copies.kernel {
             Some(kernel) => kernel,
             None => self.kernel("carry", "carry")?,
         };
-        self.carries.kernel = Some(kernel);
+        self.deferred.copies.kernel = Some(kernel);
         self.launch_kernel("carry", kernel, (grid, 256, 0), &arguments)
     }
 }

@@ -488,7 +488,7 @@ impl Cuda {
             return Ok(false);
         }
         // GPUs before sm_80 keep bf16 and compute in f32.
-        if p.a.dtype == Dtype::Bf16 && !self.tensor_cores {
+        if p.a.dtype == Dtype::Bf16 && !self.hardware.tensor_cores {
             return Ok(false);
         }
         let (a, b, c) = (self.address(p.a)?, self.address(p.b)?, self.address(p.c)?);
@@ -502,7 +502,7 @@ impl Cuda {
         let shape = Shape {
             case: p.case,
             sizes: p.sizes(),
-            tf32: self.tf32 && p.a.dtype == Dtype::F32,
+            tf32: self.library.tf32 && p.a.dtype == Dtype::F32,
             input: p.a.dtype,
             output: p.c.dtype,
             with: With::of(p),
@@ -511,7 +511,7 @@ impl Cuda {
         let call = Call { shape, a, b, c, bias, added, inverses, workspace };
         let Some(algorithm) = self.algorithm(&call, p)? else { return Ok(false) };
         let stream = self.stream.as_inner().cast();
-        let queued = self.blas.as_ref().map_or(Ok(()), |blas| blas.queue(&call, &algorithm, stream));
+        let queued = self.library.blas.as_ref().map_or(Ok(()), |blas| blas.queue(&call, &algorithm, stream));
         queued.map_err(|status| self.fail(failed("cublasLtMatmul", status)))?;
         Ok(true)
     }

@@ -100,17 +100,17 @@ impl Cuda {
     pub(crate) fn pieces_at(&mut self, before: u64, bytes: u64) -> Result<Pieces, OperationError> {
         let room = self.scratch().bytes() >= WORKSPACE + SUMS && before <= WORKSPACE && bytes <= SUMS;
         // What ranks send each other on the stream beside may be such sums.
-        if !(self.recording && room && self.exchange.is_none()) {
+        if !(self.graphs.recording && room && self.ranks.stream.is_none()) {
             return Ok(Pieces { at: self.scratch_at(before, bytes)?, wait: false });
         }
-        if self.waiting.sums.is_full() || self.waiting.bytes + bytes > SUMS {
+        if self.deferred.sums.sums.is_full() || self.deferred.sums.bytes + bytes > SUMS {
             self.finish_all()?;
         }
-        if self.waiting.sums.is_empty() {
-            self.waiting.bytes = 0;
+        if self.deferred.sums.sums.is_empty() {
+            self.deferred.sums.bytes = 0;
         }
-        let at = self.scratch_beside(WORKSPACE + self.waiting.bytes, bytes)?;
-        self.waiting.bytes = (self.waiting.bytes + bytes).next_multiple_of(256);
+        let at = self.scratch_beside(WORKSPACE + self.deferred.sums.bytes, bytes)?;
+        self.deferred.sums.bytes = (self.deferred.sums.bytes + bytes).next_multiple_of(256);
         Ok(Pieces { at, wait: true })
     }
 
@@ -119,32 +119,32 @@ impl Cuda {
         // A bias may have been summed for another micro-batch.
         let bytes = sums.bytes();
         let places = sums.out.iter().chain([&sums.copy]).filter(|to| **to != 0);
-        if places.into_iter().any(|to| self.waiting.writes([*to, to + bytes])) {
+        if places.into_iter().any(|to| self.deferred.sums.writes([*to, to + bytes])) {
             self.finish_all()?;
         }
         if !wait {
             return self.finish(&[sums]);
         }
-        self.waiting.sums.push(sums).map_err(|_| OperationError::Device)
+        self.deferred.sums.sums.push(sums).map_err(|_| OperationError::Device)
     }
 
     /// Queues the sums that wait.
     pub(crate) fn finish_all(&mut self) -> Result<(), OperationError> {
-        let sums = self.waiting.sums.clone();
-        self.waiting.clear();
+        let sums = self.deferred.sums.sums.clone();
+        self.deferred.sums.clear();
         if sums.is_empty() { Ok(()) } else { self.finish(&sums) }
     }
 
     /// Queues the sums that wait if `op` touches one of them.
     pub(crate) fn finish_before(&mut self, op: &Op) -> Result<(), OperationError> {
-        if self.waiting.sums.is_empty() {
+        if self.deferred.sums.sums.is_empty() {
             return Ok(());
         }
         let [arena, _] = self.arena_range();
         let mut touched = false;
         op.operands(&mut |operand| {
             let place = [operand.region.offset, operand.region.end()].map(|offset| arena + offset);
-            touched |= self.waiting.writes(place);
+            touched |= self.deferred.sums.writes(place);
         });
         if touched { self.finish_all() } else { Ok(()) }
     }

@@ -14,3 +14,15 @@ mod spread;
 mod tensor_map;
 pub(super) mod tuning;
 pub(super) mod warpgroup_product;
+
+use blas::Blas;
+
+/// How matrices are multiplied.
+pub(super) struct Library {
+    /// cublasLt, where it was found.
+    pub blas: Option<Blas>,
+    /// Algorithms are timed for matrix multiplications that have none.
+    pub tuning: bool,
+    /// Whether the library multiplies f32 on tensor cores, rounded to TF32.
+    pub tf32: bool,
+}

@@ -115,7 +115,7 @@ impl Cuda {
         let output =
             self.dtype(p.operation, [Some(p.c), p.residual, p.before_gelu, p.activated].into_iter().flatten())?;
         if p.inverses.is_some() {
-            if self.blas.is_some() && self.product_by_library(&p)? {
+            if self.library.blas.is_some() && self.product_by_library(&p)? {
                 return self.epilogue(&p);
             }
             let why = "cublasLt multiplies no 8-bit floats of these sizes here; use --precision bf16";
@@ -133,7 +133,7 @@ impl Cuda {
             self.product_of_a_row(&p, output)?;
             return self.turn(&p);
         }
-        if self.blas.is_some() && self.product_by_library(&p)? {
+        if self.library.blas.is_some() && self.product_by_library(&p)? {
             return self.epilogue(&p);
         }
         if self.multiplies(&p)? {

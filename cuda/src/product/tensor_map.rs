@@ -99,6 +99,6 @@ impl Cuda {
                 return Ok(false);
             }
         }
-        Ok(self.tensor_maps && apart)
+        Ok(self.hardware.tensor_maps && apart)
     }
 }

@@ -109,7 +109,7 @@ impl Cuda {
     /// # Errors
     /// What an operation or the driver could not do.
     pub fn tune(&mut self, step: impl FnOnce(&mut Cuda) -> Result<(), OperationError>) -> Result<(), CudaError> {
-        if self.blas.is_none() {
+        if self.library.blas.is_none() {
             return Ok(());
         }
         self.set_tuning(true);
@@ -121,25 +121,25 @@ impl Cuda {
 
     /// Whether algorithms are timed for products that have none.
     pub fn tuning(&self) -> bool {
-        self.tuning
+        self.library.tuning
     }
 
     /// From here on algorithms are timed, or no longer. While they are, the arena's contents are lost and nothing can
     /// be recorded.
     pub fn set_tuning(&mut self, tuning: bool) {
-        self.tuning = tuning && self.blas.is_some();
+        self.library.tuning = tuning && self.library.blas.is_some();
     }
 
     /// The algorithms in use, in the order of their products; one line for all where our own kernels compute them.
     pub fn choices(&self) -> Vec<Choice> {
-        let Some(blas) = &self.blas else { return vec![self.own()] };
+        let Some(blas) = &self.library.blas else { return vec![self.own()] };
         let mut choices: Vec<Choice> = blas.chosen.iter().map(|c| self.saved(blas, c)).collect();
         choices.sort_by(|a, b| a.product.cmp(&b.product));
         choices
     }
 
     fn own(&self) -> Choice {
-        let gpu = self.gpu.clone();
+        let gpu = self.hardware.name.clone();
         Choice { product: OWN.to_owned(), algorithm: None, milliseconds: None, library: 0, gpu }
     }
 
@@ -149,7 +149,7 @@ impl Cuda {
             algorithm: chosen.algorithm.as_ref().map(to_hex),
             milliseconds: chosen.milliseconds,
             library: blas.version,
-            gpu: self.gpu.clone(),
+            gpu: self.hardware.name.clone(),
         }
     }
 
@@ -164,7 +164,7 @@ impl Cuda {
             return Ok(());
         }
         if choices.iter().any(|c| c.product == OWN) {
-            return match self.blas.take() {
+            return match self.library.blas.take() {
                 None => Ok(()),
                 Some(_) => {
                     Err("the run's products were computed by capful's own kernels, and go on with them for the same \
@@ -173,8 +173,8 @@ impl Cuda {
                 }
             };
         }
-        let gpu = &self.gpu;
-        let Some(blas) = &mut self.blas else {
+        let gpu = &self.hardware.name;
+        let Some(blas) = &mut self.library.blas else {
             return Err(format!("the run's products were computed by cublasLt, which is not there now; {AGAIN}"));
         };
         if let Some(other) = choices.iter().find(|c| c.gpu != *gpu || c.library != blas.version) {
@@ -204,10 +204,10 @@ impl Cuda {
 
     /// The algorithm for a product; none where our own kernel has to do it.
     pub(crate) fn algorithm(&mut self, call: &Call, p: &Product) -> Result<Option<Algorithm>, OperationError> {
-        let Some(blas) = self.blas.take() else { return Ok(None) };
+        let Some(blas) = self.library.blas.take() else { return Ok(None) };
         let known = blas.chosen.iter().find(|c| c.shape == call.shape).copied();
         let chosen = known.map_or_else(|| self.choose(&blas, call, p), Ok);
-        let blas = self.blas.insert(blas);
+        let blas = self.library.blas.insert(blas);
         let chosen = chosen?;
         if known.is_none() {
             blas.chosen.push(chosen);
@@ -223,7 +223,7 @@ impl Cuda {
         // What saves a pass is the better guess.
         let first = if own && call.shape.with.passes() { Chosen { algorithm: None, ..first } } else { first };
         // Nothing can be timed while a graph is recorded.
-        if !self.tuning || self.recording {
+        if !self.library.tuning || self.graphs.recording {
             return Ok(first);
         }
         let mut best = Chosen { algorithm: None, ..first };
@@ -302,7 +302,7 @@ impl Cuda {
         let gaps = [[arena[0], first[0]], [first[1], second[0]], [first[1].max(second[1]), arena[1]]];
         let [begin, end] = gaps.into_iter().max_by_key(|[begin, end]| end.saturating_sub(*begin)).unwrap_or_default();
         let begin = begin.next_multiple_of(4);
-        [begin, (end.saturating_sub(begin) / 4).min(2 * self.cache / 4)]
+        [begin, (end.saturating_sub(begin) / 4).min(2 * self.hardware.cache / 4)]
     }
 }
 

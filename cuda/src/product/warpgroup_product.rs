@@ -76,7 +76,10 @@ impl Cuda {
             Case::Nn => p.bias.is_none() && p.activated.is_none() && p.before_gelu.is_some() == p.summed.is_some(),
             Case::Tn => false,
         };
-        if !(self.warpgroups && self.tensor_maps && sizes && folded && room) || p.residual.is_some() || p.accumulate {
+        if !(self.hardware.warpgroups && self.hardware.tensor_maps && sizes && folded && room)
+            || p.residual.is_some()
+            || p.accumulate
+        {
             return Ok(false);
         }
         for region in operands.into_iter().flatten().chain(p.summed.and_then(|s| s.activated)) {
@@ -134,7 +137,7 @@ impl Cuda {
             (false, _, Some(_), None) => "warpgroup_product_nn_gelu_grad",
             (false, _, Some(_), Some(_)) => "warpgroup_product_nn_gelu_grad_again",
         };
-        let grid = [self.multiprocessors, 1, 1];
+        let grid = [self.hardware.multiprocessors, 1, 1];
         self.launch_with(NAME, kernel, grid, THREADS, shared, &arguments)?;
         let Some(summed) = p.summed else { return Ok(()) };
         let sums = SumsArgs::of(partial.at, [m / PIECE, n], self.places(summed)?);

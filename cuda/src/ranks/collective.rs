@@ -59,7 +59,7 @@ impl Cuda {
         let shared = share_bytes(&mut *peers.borrow_mut(), &mut id);
         shared.map_err(|e| CudaError::NoNccl(e.to_string()))?;
         let watch = peers.borrow().watch();
-        self.communicator = Some(nccl.join(id, [rank, count], self.stream.as_inner(), watch)?);
+        self.ranks.communicator = Some(nccl.join(id, [rank, count], self.stream.as_inner(), watch)?);
         self.open_exchange()?;
         self.name_outside("NCCL")
     }
@@ -73,7 +73,7 @@ impl Cuda {
     ) -> Result<(), OperationError> {
         // What was queued before is queued before.
         self.carry_all()?;
-        let done = match &self.communicator {
+        let done = match &self.ranks.communicator {
             Some(communicator) => communicator.exchange(self.stream.as_inner(), sends, receives),
             None => Err(CudaError::Unsupported { operation, why: "the other ranks are not joined" }),
         };

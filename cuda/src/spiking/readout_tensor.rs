@@ -38,13 +38,13 @@ impl Cuda {
         let apart = layout.direct >= layout.first + outputs || layout.first >= layout.direct + dims;
         let tiles = fan_out.is_multiple_of(16) && fan_out <= 64 && dims == fan_out * step && step.is_multiple_of(2);
         let aligned = [signals, out].iter().all(|r| r.offset.is_multiple_of(16)) && out.shape[1].is_multiple_of(8);
-        let fits = self.tensor_cores && signals.dtype == Dtype::Bf16 && apart && tiles && aligned;
+        let fits = self.hardware.tensor_cores && signals.dtype == Dtype::Bf16 && apart && tiles && aligned;
         fits.then(|| self.readout([signals, weights, out], layout, None)).transpose()
     }
 
     /// The tokens of a block where `blocks` of them lie side by side and a multiprocessor takes `most`.
     fn share(&self, tokens: u32, blocks: u32, most: u32) -> u32 {
-        tokens.div_ceil((most * self.multiprocessors / blocks).max(1))
+        tokens.div_ceil((most * self.hardware.multiprocessors / blocks).max(1))
     }
 
     /// Queues the readout, or says that it is not one for these kernels.
@@ -53,7 +53,9 @@ impl Cuda {
             None => self.readout_tensor([o.signals, o.weights, o.out], o.layout)?,
             Some(_) => None,
         };
-        let Some(a) = arguments.filter(|a| weights_bytes(a) <= self.shared.min(ROOM)) else { return Ok(false) };
+        let Some(a) = arguments.filter(|a| weights_bytes(a) <= self.hardware.shared.min(ROOM)) else {
+            return Ok(false);
+        };
         let a = ReadoutArgs { share: self.share(a.tokens, a.step, 4), ..a };
         let grid = [a.step, a.tokens.div_ceil(a.share), 1];
         self.launch_with(NAME, "readout_tensor", grid, 128, weights_bytes(&a) as u32, &a)?;
@@ -66,7 +68,9 @@ impl Cuda {
             (None, None) => self.readout_tensor([o.signals, o.weights, o.out_grad], o.layout)?,
             _ => None,
         };
-        let Some(a) = arguments.filter(|a| 2 * weights_bytes(a) <= self.shared.min(ROOM)) else { return Ok(false) };
+        let Some(a) = arguments.filter(|a| 2 * weights_bytes(a) <= self.hardware.shared.min(ROOM)) else {
+            return Ok(false);
+        };
         self.exact(NAME, [o.weight_grad])?;
         let blocks = a.step / 2;
         let a = ReadoutArgs {

@@ -82,7 +82,7 @@ impl Cuda {
         OnCuda::run(chain.taps, self)?;
         let mut places = Vec::with_capacity(chain.at_first.len());
         let mut end = 0;
-        for (o, summed) in chain.at_first.iter().zip(chain.summed(self.shared)) {
+        for (o, summed) in chain.at_first.iter().zip(chain.summed(self.hardware.shared)) {
             let room = ChainRoom::of(o);
             let at = self.scratch_at(end, room.bytes())?;
             end += room.bytes();

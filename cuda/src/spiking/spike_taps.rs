@@ -50,10 +50,10 @@ impl Cuda {
         taken: u64,
     ) -> Result<(), OperationError> {
         let (neurons, streams, dtype) = (module.weights.rows(), module.signals.columns(), module.signals.dtype);
-        let bytes = room(o, self.shared).unwrap_or(u64::MAX) as u32;
+        let bytes = room(o, self.hardware.shared).unwrap_or(u64::MAX) as u32;
         let groups = u64::from(streams) * dtype.size() / 16 * u64::from(tokens.div_ceil(TOKENS));
         // Whole turns of all multiprocessors, but each block so many neurons that bringing taps is little beside them.
-        let parts = |turns: u64| (turns * u64::from(self.multiprocessors) / groups).max(1);
+        let parts = |turns: u64| (turns * u64::from(self.hardware.multiprocessors) / groups).max(1);
         let enough = |turns: &u64| u64::from(neurons) / parts(*turns) >= 8 * u64::from(NEURONS);
         let parts = parts((2..=5).rev().find(enough).unwrap_or(1));
         let block = u64::from(neurons).div_ceil(parts).next_multiple_of(NEURONS.into()) as u32;

@@ -119,7 +119,7 @@ impl Modules {
 impl Cuda {
     /// What the first operations of `ops` are launched as.
     pub(crate) fn modules(&self, ops: &[Op]) -> Option<Modules> {
-        Modules::of(ops, self.together, self.shared)
+        Modules::of(ops, self.hardware.together, self.hardware.shared)
     }
 
     /// Queues a launch, and says how many operations it does.

@@ -1,7 +1,7 @@
 //! Signals are [rows, B] a token, what dense products read [B, T, columns]: the tiles in which one becomes the other.
 
 use capful_core::device::OperationError;
-use capful_core::memory::{Dtype, Region};
+use capful_core::memory::Dtype;
 
 use crate::device::{Cuda, blocks};
 use crate::error::CudaError;
@@ -18,19 +18,6 @@ pub fn tiles(columns: u32, streams: u32, tokens: u32) -> [u32; 3] {
 }
 
 impl Cuda {
-    /// Refuses what is not f32: rows of a spiking model are, in every precision.
-    pub(crate) fn exact(
-        &mut self,
-        operation: &'static str,
-        regions: impl IntoIterator<Item = Region>,
-    ) -> Result<(), OperationError> {
-        if self.dtype(operation, regions)? == Dtype::F32 {
-            return Ok(());
-        }
-        let why = "its rows, weights and states are f32 in every precision";
-        Err(self.fail(CudaError::Unsupported { operation, why }))
-    }
-
     /// The types of signals and of their gradients, which are no narrower: `f32_f32`, `bf16_f32` or `bf16_bf16`.
     pub(crate) fn pair(
         &mut self,

@@ -47,7 +47,7 @@ impl OnCuda for SynapseGrad {
         let grid = [rows, tokens.div_ceil(32), groups];
         cuda.launch(NAME, &format!("synapse_grad_pack_{dtype}"), grid, 256, &arguments)?;
         cuda.launch(NAME, &format!("synapse_grad_spikes_{dtype}"), [rows, 1, 1], 256, &arguments)?;
-        let on_tensor_cores = arguments.wide > 0 && cuda.tensor_cores && self.signals.dtype == Dtype::Bf16;
+        let on_tensor_cores = arguments.wide > 0 && cuda.hardware.tensor_cores && self.signals.dtype == Dtype::Bf16;
         let (module, signals, at_once) = match on_tensor_cores {
             true => ("synapse_grad_tensor", "synapse_grad_tensor".to_owned(), TENSOR_TOKENS),
             false => (NAME, format!("synapse_grad_signals_{dtype}"), TOKENS),

@@ -84,7 +84,7 @@ fn attention_inside_documents_in_tiles_of_bf16() {
 #[test]
 fn long_sequences_of_documents_have_a_gradient_by_keys() {
     let mut bench = Bench::of_attention();
-    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.long_sequence = 1);
+    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.limits.long_sequence = 1);
     for (heads, batch, t) in share(vec![
         (Heads::interleaved(1, 64), 4, 64),
         (Heads::interleaved(2, 40), 1, 130),
@@ -113,7 +113,7 @@ fn turned_attention_grad(bench: &mut Bench, case: Case, inside: bool) {
 #[test]
 fn long_sequences_have_a_gradient_by_keys() {
     let mut bench = Bench::of_attention();
-    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.long_sequence = 1);
+    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.limits.long_sequence = 1);
     for (heads, batch, t) in share(vec![
         (Heads::interleaved(1, 64), 2, 64),
         (Heads::interleaved(2, 40), 1, 130),
@@ -149,12 +149,12 @@ fn sequences_that_stay_on_the_chip_have_a_gradient() {
 #[test]
 fn short_sequences_of_grouped_heads_stay_on_the_chip() {
     let mut bench = Bench::new();
-    if !bench.gpus()[0].warpgroups {
+    if !bench.gpus()[0].hardware.warpgroups {
         return;
     }
     let gpu = &mut bench.gpus_mut()[0];
     // However few they are; and nothing else is there to be launched.
-    gpu.multiprocessors = 0;
+    gpu.hardware.multiprocessors = 0;
     gpu.modules.retain(|(name, _)| *name == "attention_short");
     for (queries, keys, batch, t) in share(vec![(4, 1, 2, 65), (5, 1, 1, 100), (12, 2, 2, 127), (8, 2, 1, 128)]) {
         let case = (Heads::grouped(queries, keys, 64), batch, t, Pattern::DENSE);
@@ -169,14 +169,14 @@ const SHORT_WINDOW: Pattern = Pattern { kind: Kind::Local, block: 64, window: 1,
 #[test]
 fn short_windows_go_by_stripes() {
     let mut bench = Bench::new();
-    if !bench.gpus()[0].warpgroups {
+    if !bench.gpus()[0].hardware.warpgroups {
         return;
     }
     let cases = [(2, 1, 64), (1, 2, 65), (2, 2, 128), (1, 1, 200), (2, 1, 333), (1, 1, 1100)];
     for multiprocessors in [1, 3, 1000] {
         // Nothing else is there to be launched.
         let gpu = &mut bench.gpus_mut()[0];
-        gpu.multiprocessors = multiprocessors;
+        gpu.hardware.multiprocessors = multiprocessors;
         gpu.modules.retain(|(name, _)| ["attention_local", "attention_grad_local"].contains(name));
         for (i, (heads, batch, t)) in share(cases.into_iter().enumerate().collect()) {
             let case = (Heads::interleaved(heads, 64), batch, t, SHORT_WINDOW);
@@ -216,7 +216,7 @@ fn stripes_do_not_change_the_bits() {
     let mut bench = Bench::new();
     let case = (Heads::interleaved(2, 64), 1, 400, SHORT_WINDOW);
     let found = [1, 3, 1000].map(|multiprocessors| {
-        bench.gpus_mut()[0].multiprocessors = multiprocessors;
+        bench.gpus_mut()[0].hardware.multiprocessors = multiprocessors;
         let forward = bench.left(Precision::Bf16, &|l: &mut Lay| attention(l, case));
         (forward, bench.left(Precision::Bf16, &|l: &mut Lay| attention_grad(l, case)))
     });
@@ -233,14 +233,14 @@ fn the_order_of_blocks_does_not_change_the_bits() {
         (dense(Heads::interleaved(1, 64), 5, 140), 1),
         (dense(Heads::grouped(2, 1, 48), 7, 130), 1),
     ]) {
-        bench.gpus_mut()[0].long_sequence = long;
+        bench.gpus_mut()[0].limits.long_sequence = long;
         let found = [0, 1, 1000].map(|multiprocessors| {
-            bench.gpus_mut()[0].multiprocessors = multiprocessors;
+            bench.gpus_mut()[0].hardware.multiprocessors = multiprocessors;
             let forward = bench.left(Precision::Bf16, &|l: &mut Lay| attention(l, case));
             (forward, bench.left(Precision::Bf16, &|l: &mut Lay| attention_grad(l, case)))
         });
         assert!(found.iter().all(|one| *one == found[0]), "{case:?}");
-        bench.gpus_mut()[0].multiprocessors = 1;
+        bench.gpus_mut()[0].hardware.multiprocessors = 1;
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
     }
@@ -277,7 +277,7 @@ fn short_sequences_share_a_tile() {
 #[test]
 fn more_sequences_than_a_launch_has_room_for_are_launched_in_parts() {
     let mut bench = Bench::of_attention();
-    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.sequences = 2);
+    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.limits.sequences = 2);
     let grouped = Heads::grouped(4, 2, 6);
     for case in [(grouped, 5, 3, Pattern::DENSE), (Heads::interleaved(2, 64), 3, 70, Pattern::DENSE)] {
         bench.agree(|l| attention(l, case));
@@ -287,7 +287,7 @@ fn more_sequences_than_a_launch_has_room_for_are_launched_in_parts() {
     }
     // As many as a grid has no room for, of a length that does not share tiles: on the stand-in it would take minutes.
     let mut bench = Bench::new();
-    if bench.gpus()[0].gpu.contains("stand-in") {
+    if bench.gpus()[0].hardware.name.contains("stand-in") {
         return;
     }
     let many = (Heads::interleaved(1, 1), 65_537, 3, Pattern::DENSE);

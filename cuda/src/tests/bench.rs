@@ -135,8 +135,9 @@ impl Bench {
     /// GPU has them.
     pub fn of_attention() -> Bench {
         let mut gpus = [(); 3].map(|()| Bench::gpu(Products::Own));
-        let kinds = 1 + usize::from(gpus[0].tensor_cores) + usize::from(gpus[0].warpgroups);
-        (gpus[0].tensor_cores, gpus[0].warpgroups, gpus[1].warpgroups) = (false, false, false);
+        let kinds = 1 + usize::from(gpus[0].hardware.tensor_cores) + usize::from(gpus[0].hardware.warpgroups);
+        (gpus[0].hardware.tensor_cores, gpus[0].hardware.warpgroups, gpus[1].hardware.warpgroups) =
+            (false, false, false);
         Bench::with(gpus.into_iter().take(kinds).collect())
     }
 
@@ -166,7 +167,7 @@ impl Bench {
     /// while they add (DeepSeek-AI 2024, "DeepSeek-V3", 3.5.2), so that the last of them is in doubt; the stand-in adds
     /// in f32.
     pub fn agree_in_eighths<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O) {
-        let exact = self.gpus.iter().all(|gpu| gpu.gpu.contains("stand-in"));
+        let exact = self.gpus.iter().all(|gpu| gpu.hardware.name.contains("stand-in"));
         self.agree_in(Precision::F32, if exact { 1e-5 } else { 1.0 / 4096.0 }, &build);
         self.agree_in(Precision::Bf16, 1e-2, &build);
     }

@@ -144,9 +144,9 @@ fn a_norm_s_gradient_is_summed_as_it_is_written() {
 #[test]
 fn attention_s_gradient_is_summed_as_it_is_written() {
     let local = Pattern { kind: Kind::Local, block: 64, window: 1, stride: 3 };
-    let two: Change = |cuda| cuda.multiprocessors = 2;
-    let by_keys: Change = |cuda| cuda.long_sequence = 1;
-    let in_parts: Change = |cuda| cuda.sequences = 2;
+    let two: Change = |cuda| cuda.hardware.multiprocessors = 2;
+    let by_keys: Change = |cuda| cuda.limits.long_sequence = 1;
+    let in_parts: Change = |cuda| cuda.limits.sequences = 2;
     let as_it_is: Change = |_| ();
     let cases = vec![
         // On the chip: several heads for each block; the last tile not full; narrow heads; several queries' for a key's.
@@ -260,7 +260,7 @@ fn recorded_sums_are_finished_together() {
         let queue = |cuda: &mut Cuda| {
             ops.iter().try_for_each(|(op, waiting)| {
                 cuda.run(op)?;
-                assert_eq!(cuda.waiting.count(), if record { *waiting } else { 0 }, "{}", op.name());
+                assert_eq!(cuda.deferred.sums.count(), if record { *waiting } else { 0 }, "{}", op.name());
                 Ok(())
             })
         };

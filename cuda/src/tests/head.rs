@@ -20,7 +20,7 @@ fn padding_has_no_gradient() {
 fn a_fused_head() {
     let mut bench = Bench::new();
     // As if the GPU were so small that these keep it busy.
-    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.multiprocessors = 1);
+    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.hardware.multiprocessors = 1);
     let cases = vec![
         [128, 128, 128, 128, 1],
         [100, 64, 128, 96, 1],
@@ -39,7 +39,7 @@ fn a_fused_head() {
         ] {
             let build = |l: &mut Lay| head_loss(l, Head { softcap, ..Head::of(shape, gradient, again) });
             bench.agree_by(Precision::Bf16, 4e-3, &build, &|cuda, operation| {
-                assert_eq!(cuda.fuses_head(&operation), cuda.warpgroups, "{shape:?}");
+                assert_eq!(cuda.fuses_head(&operation), cuda.hardware.warpgroups, "{shape:?}");
                 cuda.run(&operation.into())
             });
         }
@@ -67,7 +67,7 @@ fn a_folded_head() {
             bench.agree_by(Precision::Bf16, 6e-3, &build, &|cuda, operation| {
                 // What is added to would be added to twice.
                 if !again {
-                    let rows = if cuda.warpgroups && cuda.tensor_maps { folded } else { 0 };
+                    let rows = if cuda.hardware.warpgroups && cuda.hardware.tensor_maps { folded } else { 0 };
                     assert_eq!(cuda.folded_head(&operation)?, rows, "{shape:?}");
                 }
                 cuda.run(&operation.into())

@@ -24,7 +24,7 @@ fn a_gpu_sends_to_itself_in_a_recorded_graph() {
     };
     let id = nccl.id().expect("an id");
     // The device's own: it ends behind the graphs, for which NCCL waits.
-    cuda.communicator = Some(nccl.join(id, [0, 1], cuda.stream.as_inner(), None).expect("a group of one"));
+    cuda.ranks.communicator = Some(nccl.join(id, [0, 1], cuda.stream.as_inner(), None).expect("a group of one"));
     let start = cuda.arena_range()[0];
     let message = |offset, bytes| Message { rank: 0, address: start + offset, bytes };
     let sends = [message(0, 400), message(512, 24)];
@@ -55,7 +55,7 @@ fn who_waits_for_a_rank_that_is_gone_waits_until_the_group_is_aborted() {
         gone.join().expect("an end");
         assert_eq!(aborts(), 0);
         let abort = communicator.aborts();
-        cuda.communicator = Some(communicator);
+        cuda.ranks.communicator = Some(communicator);
         let [begin, _] = cuda.arena_range();
         let receive = [Message { rank: 1, address: begin, bytes: 4 }];
         let began = Instant::now();
@@ -79,7 +79,7 @@ fn a_group_is_destroyed_where_its_gpu_is_done_and_aborted_where_it_failed() {
         let mut cuda = open(8192, region(4096, 64), 0);
         let nccl = Nccl::load().expect("the stand-in's");
         let id = nccl.id().expect("an id");
-        cuda.communicator = Some(nccl.join(id, [0, 1], cuda.stream.as_inner(), None).expect("a group of one"));
+        cuda.ranks.communicator = Some(nccl.join(id, [0, 1], cuda.stream.as_inner(), None).expect("a group of one"));
         let [begin, _] = cuda.arena_range();
         let message = |offset| [Message { rank: 0, address: begin + offset, bytes: 4 }];
         let done = replay(&mut cuda, 1, |cuda| cuda.exchange("all_to_all", &message(0), &message(64)));

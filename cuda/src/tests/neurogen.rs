@@ -46,7 +46,7 @@ fn a_decoder_is_updated_by_products_of_bf16_where_f32_may_be_rounded() {
         let update = |l: &mut Lay| decoder_update(l, sizes, true, 0.5);
         bench.agree_in(Precision::Bf16, 5e-3, &update);
     }
-    for gpu in bench.gpus().iter().filter(|gpu| gpu.blas.is_some()) {
+    for gpu in bench.gpus().iter().filter(|gpu| gpu.library.blas.is_some()) {
         let choices = gpu.choices();
         assert!(choices.iter().any(|c| c.product.starts_with("tn 32 40 70 bf16 f32 plain")), "{choices:?}");
     }
@@ -69,7 +69,7 @@ fn f32_is_rounded_to_tf32_where_that_is_allowed() {
         gpu.allow_tf32(true);
     }
     bench.agree_in(Precision::F32, 1e-3, &linear);
-    for gpu in bench.gpus_mut().iter_mut().filter(|gpu| gpu.blas.is_some()) {
+    for gpu in bench.gpus_mut().iter_mut().filter(|gpu| gpu.library.blas.is_some()) {
         let choices = gpu.choices();
         assert!(choices.iter().any(|c| c.product.starts_with("nt 40 24 64 tf32 f32 plain")), "{choices:?}");
         gpu.reuse(&choices).expect("its own choices");

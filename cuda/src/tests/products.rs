@@ -72,10 +72,10 @@ fn warpgroups_multiply_with_a_bias_and_a_gelu() {
                 Linear { epilogue, ..plain }
             };
             bench.agree_by(Precision::Bf16, 4e-3, &lay, &|cuda, o| {
-                cuda.multiprocessors = 2;
+                cuda.hardware.multiprocessors = 2;
                 let (bias, activated) = (o.bias, o.epilogue.activated());
                 let p = Product { bias, activated, ..Product::new("linear", Case::Nt, o.x, o.weight, o.out) };
-                assert_eq!(cuda.multiplies(&p)?, cuda.warpgroups);
+                assert_eq!(cuda.multiplies(&p)?, cuda.hardware.warpgroups);
                 OnCuda::run(o, cuda)
             });
         }
@@ -85,7 +85,7 @@ fn warpgroups_multiply_with_a_bias_and_a_gelu() {
 #[test]
 fn queries_and_keys_are_turned_as_they_are_made() {
     let mut bench = Bench::of_products();
-    bench.gpus_mut().iter_mut().for_each(|cuda| cuda.multiprocessors = 2);
+    bench.gpus_mut().iter_mut().for_each(|cuda| cuda.hardware.multiprocessors = 2);
     // Of heads of whose rows warpgroups turn some, and of others.
     for (heads, dims, [rows, inputs, positions], by_warpgroups) in [
         (Heads::interleaved(4, 64), 16, [320, 512, 100], true),
@@ -105,7 +105,7 @@ fn queries_and_keys_are_turned_as_they_are_made() {
         let p = Product { bias: o.bias, ..Product::new("linear", Case::Nt, o.x, o.weight, o.out) };
         for cuda in bench.gpus_mut() {
             let turned = cuda.multiplies(&Product { turned: Some(rotary), ..p }).expect("a product");
-            assert_eq!(turned, by_warpgroups && cuda.warpgroups);
+            assert_eq!(turned, by_warpgroups && cuda.hardware.warpgroups);
         }
         let build = |l: &mut Lay| {
             let (linear, rotate) = lay(l);
@@ -140,10 +140,10 @@ fn warpgroups_multiply_behind_a_gelu_and_sum_columns() {
                 }
             };
             bench.agree_by(Precision::Bf16, 4e-3, &lay, &|cuda, o| {
-                cuda.multiprocessors = 2;
+                cuda.hardware.multiprocessors = 2;
                 let x_grad = o.x_grad.expect("an input's");
                 let p = Product::new("linear_grad", Case::Nn, o.out_grad, o.weight, x_grad);
-                assert_eq!(cuda.multiplies(&p)?, cuda.warpgroups);
+                assert_eq!(cuda.multiplies(&p)?, cuda.hardware.warpgroups);
                 OnCuda::run(o, cuda)
             });
         }

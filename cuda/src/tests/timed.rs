@@ -57,7 +57,7 @@ fn a_timed_replay_computes_what_the_operations_do_and_times_each() {
 fn a_board_counts_what_it_takes() {
     let scratch = Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1, 1, 0, 1] };
     let mut gpu = open(4096, scratch, 64);
-    let watts = if gpu.gpu == "CPU stand-in" { 98.0..102.0 } else { 10.0..3000.0 };
+    let watts = if gpu.hardware.name == "CPU stand-in" { 98.0..102.0 } else { 10.0..3000.0 };
     let (begun, before) = (Instant::now(), gpu.joules().expect("a counter"));
     std::thread::sleep(Duration::from_millis(500));
     let (joules, seconds) = (gpu.joules().expect("a counter") - before, begun.elapsed().as_secs_f64());

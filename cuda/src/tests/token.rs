@@ -240,7 +240,7 @@ fn tokens_that_follow_each_other_in_one_launch_are_those_of_the_reference() {
     let odd = Transformer { head_size: 7, rotary_dims: 6, d_model: 35, d_ff: 51, heads: 3, kv_heads: 3, ..PYTHIA };
     // Rows for fewer warps than there are, and four for each of all blocks' sixteen, twice; a product that is no step; rows
     // that begin anywhere.
-    let rows = 2 * 4 * 16 * gpu(&PYTHIA, Pattern::DENSE, Precision::F32).1.together + 100;
+    let rows = 2 * 4 * 16 * gpu(&PYTHIA, Pattern::DENSE, Precision::F32).1.hardware.together + 100;
     let wide = Transformer { vocab_size: rows, ..PYTHIA };
     let cases: [(Transformer, u32, &[usize]); 5] = [
         (Transformer { context: 70, ..YXANUL }, 59, &[16, 5, 1, 40]),

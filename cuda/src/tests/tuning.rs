@@ -175,7 +175,8 @@ fn a_product_and_what_follows_it_are_one_kernel_where_that_is_faster() {
             let mut cuda = opened();
             cuda.tune(|cuda| cuda.run_program(&ops)).expect("a product");
             let (choices, tuned) = (cuda.choices(), bits(&mut cuda));
-            let ours = std::env::var("CAPFUL_STAND_IN_BLAS_FASTEST").is_ok_and(|n| n == "99") && cuda.warpgroups;
+            let ours =
+                std::env::var("CAPFUL_STAND_IN_BLAS_FASTEST").is_ok_and(|n| n == "99") && cuda.hardware.warpgroups;
             let with = choices.iter().map(|c| (c.product.as_str(), c.algorithm.is_none())).collect::<Vec<_>>();
             assert_eq!(with, [(format!("nt 64 768 512 bf16 bf16 {name} 256").as_str(), ours)]);
             // What was saved is used again. Where nothing was timed, the one kernel is.
@@ -184,7 +185,7 @@ fn a_product_and_what_follows_it_are_one_kernel_where_that_is_faster() {
             assert_eq!((again.choices(), bits(&mut again) == tuned), (choices, true));
             let mut untuned = opened();
             bits(&mut untuned);
-            assert_eq!(untuned.choices()[0].algorithm.is_none(), untuned.warpgroups);
+            assert_eq!(untuned.choices()[0].algorithm.is_none(), untuned.hardware.warpgroups);
         }
     });
 }

@@ -144,6 +144,7 @@ impl Export {
             };
             let whole = match config.family() {
                 AnyFamily::Transformer(model) => Stored::new(model),
+                #[cfg(feature = "neurogen")]
                 AnyFamily::NeuroGen(_) => stored,
             };
             let (entries, element) = (whole.entries(), self.dtype);

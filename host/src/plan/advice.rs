@@ -1,7 +1,11 @@
 //! What would make a run fit: tried on the ledger, not guessed.
 
-use super::{Machine, Plan, moments, outside, smaller, tiers};
-use crate::config::{Config, ModelConfig, Recompute};
+#[cfg(feature = "neurogen")]
+use super::smaller;
+use super::{Machine, Plan, moments, outside, tiers};
+#[cfg(feature = "neurogen")]
+use crate::config::ModelConfig;
+use crate::config::{Config, Recompute};
 use capful_base::human_bytes;
 
 /// One line for a run whose moments without an arena do not fit: the flags that make them fit, and the rest fit too.
@@ -35,6 +39,7 @@ pub fn with_moments(config: &Config, machine: &Machine, plan: &Plan, budget: u64
 
 /// One line: the flags of the first change that fits, gentlest first, or the least that is needed.
 pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -> String {
+    #[cfg(feature = "neurogen")]
     if let ModelConfig::NeuroGen(model) = &config.model {
         return smaller::that_fits(config, model, machine, budget);
     }

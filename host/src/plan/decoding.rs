@@ -6,11 +6,16 @@ use std::fmt::Write as _;
 
 use capful_core::device::{InIntegers, Single};
 use capful_core::memory::{Entry, Layout, Role, Space};
-use capful_core::model::{Family as _, Purpose};
+use capful_core::model::Family as _;
+#[cfg(feature = "neurogen")]
+use capful_core::model::Purpose;
 use serde::Serialize;
 
 use super::Line;
-use super::layout::{Section, too_large};
+#[cfg(feature = "neurogen")]
+use super::layout::Section;
+use super::layout::too_large;
+#[cfg(feature = "neurogen")]
 use super::program;
 use crate::config::{AnyFamily, Config, ConfigError};
 
@@ -51,6 +56,7 @@ impl Decoding {
                 model.lay_network(&profile, &mut layout);
                 model.lay_decoding(context, &profile, &mut layout);
             }
+            #[cfg(feature = "neurogen")]
             family @ AnyFamily::NeuroGen(_) => {
                 let mut model = program::model(&family);
                 model.lay_lasting(&profile, Purpose::Decoding, &mut layout);

@@ -110,7 +110,7 @@ impl Device for Tally {
 
 /// The kinds for the run of `config`; nothing where none were measured.
 fn kinds(config: &Config) -> Option<&'static [Kind]> {
-    let transformer = !matches!(config.model, ModelConfig::NeuroGen(_));
+    let transformer = matches!(config.model, ModelConfig::Pythia(_) | ModelConfig::Yxanul(_));
     let gpu = config.device.starts_with("cuda") && config.precision == Precision::Bf16;
     (transformer && gpu && config.ranks == 1).then_some(GPU)
 }

@@ -26,6 +26,7 @@ mod program;
 pub mod recompute;
 mod scale;
 mod settle;
+#[cfg(feature = "neurogen")]
 mod smaller;
 mod staging;
 mod summary;

@@ -188,6 +188,7 @@ pub(super) trait Model {
 pub(super) fn model(family: &AnyFamily) -> Box<dyn Model> {
     match *family {
         AnyFamily::Transformer(family) => Box::new(Placed::new(family)),
+        #[cfg(feature = "neurogen")]
         AnyFamily::NeuroGen(family) => Box::new(Placed::new(family)),
     }
 }

@@ -116,6 +116,7 @@ pub fn export(
     let vocabulary = if tokenizer { vocabulary(spoken.as_ref(), model.ids())? } else { none() };
     let bytes = match &model {
         Model::Transformer(description) => of_session(description, &mut session, &vocabulary)?,
+        #[cfg(feature = "neurogen")]
         Model::NeuroGen(description) => of_session(description, &mut session, &vocabulary)?,
     };
     let sizes = model.sizes(context, vocabulary.len() as u64).map_err(|e| refused(&e))?;

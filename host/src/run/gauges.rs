@@ -2,7 +2,7 @@
 
 use capful_core::memory::{Dtype, Region};
 use capful_core::model::{GAUGES, Gauge, Measure};
-use capful_core::ops::gate;
+use capful_core::ops::math::gate;
 
 use crate::device::{DeviceError, Storage};
 

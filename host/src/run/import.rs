@@ -27,6 +27,7 @@ pub fn parameters(family: &AnyFamily) -> Vec<Entry> {
     }
     match family {
         AnyFamily::Transformer(family) => of(family),
+        #[cfg(feature = "neurogen")]
         AnyFamily::NeuroGen(family) => of(family),
     }
 }

@@ -201,7 +201,11 @@ impl Candidate {
 /// What the law asks of a run of `config` with so many `steps` on a text of so many `unique` tokens of so many `bytes` each;
 /// nothing where it was not fitted to such runs.
 pub fn course(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<Course> {
-    let (ModelConfig::Pythia(model) | ModelConfig::Yxanul(model)) = &config.model else { return None };
+    let model = match &config.model {
+        ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model,
+        #[cfg(feature = "neurogen")]
+        ModelConfig::NeuroGen(_) => return None,
+    };
     let (rate, steps) = (config.lr / RATE, steps as f64);
     let moved = rate * steps * (1.0 - config.decay / 2.0) / (1.0 - TUNED / 2.0) >= MOVED;
     let step = config.tokens_per_step() as f64;

@@ -12,6 +12,7 @@ pub mod optimizer;
 pub mod pointwise;
 pub mod product;
 pub mod ranks;
+#[cfg(feature = "neurogen")]
 pub mod spiking;
 
 use capful_core::device::Operation;
@@ -38,6 +39,7 @@ pub trait Witness {
 #[macro_export]
 macro_rules! tests {
     ($device:ty) => {
+        $crate::spiking_tests!($device);
         $crate::tests! { $device:
             attention {
                 attention_and_its_gradient
@@ -85,6 +87,25 @@ macro_rules! tests {
                 parts_are_spread_over_blocks_and_their_gradient
             }
             ranks { parts_are_added_with_the_reference_s_bits the_largest_of_parts }
+        }
+    };
+    ($device:ty: $($folder:ident { $($case:ident)* })*) => {
+        $(mod $folder {
+            $(#[test]
+            fn $case() {
+                $crate::$folder::$case(&mut <$device>::new());
+            })*
+        })*
+    };
+}
+
+/// The cases of spiking neurons, in a build that has them.
+#[cfg(feature = "neurogen")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! spiking_tests {
+    ($device:ty) => {
+        $crate::tests! { $device:
             spiking {
                 taps_and_their_gradient
                 signals_as_rows_and_back
@@ -99,14 +120,14 @@ macro_rules! tests {
             }
         }
     };
-    ($device:ty: $($folder:ident { $($case:ident)* })*) => {
-        $(mod $folder {
-            $(#[test]
-            fn $case() {
-                $crate::$folder::$case(&mut <$device>::new());
-            })*
-        })*
-    };
+}
+
+/// No cases of spiking neurons.
+#[cfg(not(feature = "neurogen"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! spiking_tests {
+    ($device:ty) => {};
 }
 
 /// Settings that are all different, so that none can be taken for another.

@@ -1,8 +1,10 @@
 //! The model of an image, in words.
 
+#[cfg(feature = "neurogen")]
 mod neurogen;
 mod transformer;
 
+#[cfg(feature = "neurogen")]
 pub use neurogen::SpikingDescription;
 pub use transformer::{Description, WeightType};
 

@@ -76,6 +76,9 @@ impl Family for NeuroGen {
             Capability::Integers => "a NeuroGen has no weights in integers",
             Capability::Averages => AVERAGES,
             Capability::ReleasedGradients => "a NeuroGen forms the gradients of all its parts together",
+            Capability::Adapters => "a NeuroGen has no adapters",
+            Capability::Documents => "rows of a NeuroGen are streams",
+            Capability::Samples => "what a NeuroGen says changes its state, which training goes on from",
             Capability::Frozen(_) => {
                 "a NeuroGen's backward pass forms every gradient; --set rule=frozen freezes its synapses"
             }

@@ -100,6 +100,7 @@ impl Family for Transformer {
         match capability {
             Capability::Accumulation | Capability::Bf16Gradients | Capability::Attention => None,
             Capability::Integers | Capability::Averages | Capability::ReleasedGradients => None,
+            Capability::Adapters | Capability::Documents | Capability::Samples => None,
             // A chunk of logits makes room for the next one, so the gradient that they give is formed at once.
             Capability::Frozen(Group::Head) => Some(LOGITS),
             Capability::Frozen(Group::Embedding) if self.tied => Some(LOGITS),

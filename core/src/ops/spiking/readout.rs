@@ -6,6 +6,7 @@
 
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
+use crate::ops::math::gate;
 
 /// Where the readout's sources lie among the signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,11 +45,6 @@ pub struct GateGrad {
     pub weight: Region,
     /// `[D]`.
     pub bias: Region,
-}
-
-/// 2 σ(x): 1 where nothing is known.
-pub fn gate(x: f32) -> f32 {
-    2.0 / (1.0 + libm::expf(-x))
 }
 
 /// `out[b, t, d] = G_d · signals[t + 1, direct + d, b] + Σ_f Σ_o weight[f, o] · signals[t + 1, first + o, b]`, over the o

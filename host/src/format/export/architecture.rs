@@ -38,11 +38,15 @@ impl Architecture {
     /// # Errors
     /// None has all of its parts: the part that is in the way, and what is possible.
     pub fn of(family: &AnyFamily, pattern: &Pattern) -> Result<(Architecture, Transformer), ExportError> {
-        let AnyFamily::Transformer(model) = family else {
-            return refused(
-                "a NeuroGen is six modules of spiking neurons",
-                "`host generate`, `chat` and `eval` run it; pythia, yxanul and llama models can be exported",
-            );
+        let model = match family {
+            AnyFamily::Transformer(model) => model,
+            #[cfg(feature = "neurogen")]
+            AnyFamily::NeuroGen(_) => {
+                return refused(
+                    "a NeuroGen is six modules of spiking neurons",
+                    "`host generate`, `chat` and `eval` run it; pythia, yxanul and llama models can be exported",
+                );
+            }
         };
         if !pattern.dense() {
             return refused(

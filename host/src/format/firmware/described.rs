@@ -1,6 +1,8 @@
 //! What an image says of a run's model.
 
-use capful_core::image::{Described as _, Description, SpikingDescription};
+#[cfg(feature = "neurogen")]
+use capful_core::image::SpikingDescription;
+use capful_core::image::{Described as _, Description};
 use capful_core::memory::LayoutError;
 
 use super::Sizes;
@@ -12,6 +14,7 @@ pub enum Model {
     /// A transformer, whose weights may be in integers.
     Transformer(Description),
     /// A NeuroGen.
+    #[cfg(feature = "neurogen")]
     NeuroGen(SpikingDescription),
 }
 
@@ -20,6 +23,7 @@ impl Model {
     pub fn ids(&self) -> u32 {
         match self {
             Model::Transformer(description) => description.ids(),
+            #[cfg(feature = "neurogen")]
             Model::NeuroGen(description) => description.ids(),
         }
     }
@@ -31,6 +35,7 @@ impl Model {
     pub fn sizes(&self, context: u32, vocabulary: u64) -> Result<Sizes, LayoutError> {
         match self {
             Model::Transformer(description) => Sizes::of(description, context, vocabulary),
+            #[cfg(feature = "neurogen")]
             Model::NeuroGen(description) => Sizes::of(description, context, vocabulary),
         }
     }
@@ -49,6 +54,7 @@ pub fn positions(config: &Config, asked: Option<u32>) -> Result<u32, ConfigError
         }
         (Some(context), _) => Ok(context),
         (None, AnyFamily::Transformer(_)) => Ok(most),
+        #[cfg(feature = "neurogen")]
         (None, AnyFamily::NeuroGen(_)) => Ok(most.min(config.seq_len)),
     }
 }
@@ -59,6 +65,7 @@ pub fn described(config: &Config) -> Model {
         AnyFamily::Transformer(model) => {
             Model::Transformer(Description { model, pattern: config.pattern(), weights: config.weights.into() })
         }
+        #[cfg(feature = "neurogen")]
         AnyFamily::NeuroGen(model) => Model::NeuroGen(SpikingDescription { model, context: config.context() }),
     }
 }

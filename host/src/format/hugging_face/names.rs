@@ -26,7 +26,11 @@ pub fn is_buffer(name: &str) -> bool {
 /// The name that the class gives a tensor of this name. Files have others where a wrapper of PyTorch's was saved with its
 /// model (`_orig_mod.` of `torch.compile`, `module.` of data parallelism), and where the model was saved without its head.
 pub fn canonical(name: &str, family: &AnyFamily) -> String {
-    let AnyFamily::Transformer(model) = family else { return name.to_owned() };
+    let model = match family {
+        AnyFamily::Transformer(model) => model,
+        #[cfg(feature = "neurogen")]
+        AnyFamily::NeuroGen(_) => return name.to_owned(),
+    };
     let parts: Vec<_> = name.split('.').filter(|part| *part != "_orig_mod").collect();
     let parts = &parts[parts.iter().take_while(|part| **part == "module").count()..];
     let (body, within) = match model.dialect {

@@ -1,8 +1,11 @@
 //! The `config.json` that `transformers` reads a model by.
 
+#[cfg(feature = "neurogen")]
+use capful_core::model::NeuroGen;
+use capful_core::model::Transformer;
+#[cfg(feature = "neurogen")]
 use capful_core::model::neurogen::Module;
 use capful_core::model::transformer::{Biases, Dialect, Feed, Residual};
-use capful_core::model::{NeuroGen, Transformer};
 use capful_core::ops::{Kind, NormKind, Pattern, RotaryScaling};
 use serde_json::{Value, json};
 
@@ -14,6 +17,7 @@ use crate::format::export::{Architecture, own_part};
 pub fn config(family: &AnyFamily, pattern: &Pattern, marks: &Marks, dtype: &str) -> Value {
     match family {
         AnyFamily::Transformer(family) => family.config(pattern, marks, dtype),
+        #[cfg(feature = "neurogen")]
         AnyFamily::NeuroGen(family) => family.config(pattern, marks, dtype),
     }
 }
@@ -231,6 +235,7 @@ fn block_sparse(model: &Transformer, pattern: &Pattern) -> Value {
     config
 }
 
+#[cfg(feature = "neurogen")]
 impl HuggingFace for NeuroGen {
     /// A model of its own, with the sizes that its tensors have.
     fn config(&self, _: &Pattern, marks: &Marks, dtype: &str) -> Value {

@@ -1,0 +1,50 @@
+//! What a GPU can do, as far as kernels are chosen and cut by it. Tests lower it.
+
+use cust::device::{Device, DeviceAttribute};
+
+use super::describe;
+use super::error::CudaError;
+
+/// A GPU's properties.
+pub(super) struct Hardware {
+    /// The GPU's name.
+    pub name: String,
+    /// Whether bf16 is multiplied on tensor cores.
+    pub tensor_cores: bool,
+    /// Whether warpgroups multiply bf16.
+    pub warpgroups: bool,
+    /// Whether the driver describes matrices to the multiprocessors' copies of tiles.
+    pub tensor_maps: bool,
+    /// Whether a kernel is made ready while the one before it runs.
+    pub early: bool,
+    /// Blocks that can wait for each other: one a multiprocessor.
+    pub together: u32,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// The most bytes of shared memory of a block.
+    pub shared: u64,
+    /// Bytes of the last cache.
+    pub cache: u64,
+}
+
+impl Hardware {
+    /// The properties of `device`.
+    pub fn of(device: Device) -> Result<Hardware, CudaError> {
+        let super::Gpu { name, bf16: tensor_cores, warpgroups, early, multiprocessors, .. } = describe::gpu(device)?;
+        let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1).max(1);
+        let together = if describe::waits(device)? { multiprocessors } else { 1 };
+        let cache =
+            device.get_attribute(DeviceAttribute::L2CacheSize).map_err(CudaError::of("cuDeviceGetAttribute"))?;
+        Ok(Hardware {
+            name,
+            tensor_cores,
+            warpgroups,
+            tensor_maps: capful_driver::has("cuTensorMapEncodeTiled"),
+            early,
+            together,
+            multiprocessors,
+            shared: describe::shared(device)?,
+            cache: u64::try_from(cache).unwrap_or(0),
+        })
+    }
+}
