@@ -12,7 +12,7 @@ fn root() -> PathBuf {
 fn pages() -> Vec<PathBuf> {
     let docs = root().join("docs");
     let mut pages = vec![root().join("README.md")];
-    for dir in [docs.clone(), docs.join("performance")] {
+    for dir in [docs.clone(), docs.join("performance"), docs.join("lab")] {
         let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
         pages.extend(files.filter(|path| path.extension().is_some_and(|e| e == "md")));
     }
