@@ -309,6 +309,35 @@ impl<'a> View<'a> {
     }
 }
 
+/// Carves regions of an arena, each into a view of the name before it: [`Arena::views`] with every name next to its region.
+/// A name may be `mut`; a region is an `Option`.
+///
+/// ```
+/// use capful_core::memory::{Arena, ArenaError, Dtype, Region, Space};
+/// use capful_core::views;
+///
+/// fn double(arena: &mut Arena<'_>, from: Region, to: Region) -> Result<(), ArenaError> {
+///     views!(arena;
+///         from = Some(from),
+///         mut to = Some(to),
+///     );
+///     for (to, from) in to.f32_mut()?.iter_mut().zip(from.f32()?) {
+///         *to = 2.0 * from;
+///     }
+///     Ok(())
+/// }
+/// let region = |offset| Region { space: Space::Arena, dtype: Dtype::F32, offset, shape: [1, 1, 1, 2] };
+/// let mut storage = [0x4040_0000_3f80_0000, 0];
+/// double(&mut Arena::new(&mut storage), region(0), region(8)).unwrap();
+/// assert_eq!(storage[1], 0x40c0_0000_4000_0000);
+/// ```
+#[macro_export]
+macro_rules! views {
+    ($arena:expr; $($name:pat_param = $region:expr),+ $(,)?) => {
+        let [$($name),+] = $arena.views([$($region),+])?;
+    };
+}
+
 impl<'a> Arena<'a> {
     /// An image begins at a multiple of this many bytes, so that vectors of its elements are aligned.
     pub const IMAGE_ALIGNMENT: usize = 16;

@@ -5,6 +5,7 @@
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{AttentionGrad, Documents, Heads, Rotary};
+use capful_core::views;
 
 use super::tiles::{STEP, TILE, Tiles};
 use crate::gemm::{self, Matrix, MatrixMut, Update};
@@ -47,16 +48,16 @@ impl OnCpu for AttentionGrad {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let [qkv, out, log_sum, out_grad, table, mut qkv_grad, mut scratch, offsets] = arena.views([
-            Some(self.qkv),
-            Some(self.out),
-            Some(self.log_sum),
-            Some(self.out_grad),
-            Some(self.rotary.table),
-            Some(self.qkv_grad),
-            Some(cpu.scratch),
-            self.offsets,
-        ])?;
+        views!(arena;
+            qkv = Some(self.qkv),
+            out = Some(self.out),
+            log_sum = Some(self.log_sum),
+            out_grad = Some(self.out_grad),
+            table = Some(self.rotary.table),
+            mut qkv_grad = Some(self.qkv_grad),
+            mut scratch = Some(cpu.scratch),
+            offsets = self.offsets,
+        );
         let share = Share::new(&self);
         let head = Head {
             op: &self,

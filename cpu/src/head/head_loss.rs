@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{HeadLoss, IGNORE, IntegerRows};
 use capful_core::train::{Results, Settings};
+use capful_core::views;
 
 use crate::gemm::{self, Matrix, MatrixMut, Update};
 use crate::product::integer::{self, Codes};
@@ -31,35 +32,21 @@ impl OnCpu for HeadLoss {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let [
-            x,
-            weight,
-            bias,
-            targets,
-            mut logits,
-            mut losses,
-            settings,
-            mut results,
-            mut x_grad,
-            mut weight_grad,
-            mut scratch,
-            x_scales,
-            scales,
-        ] = arena.views([
-            Some(self.x),
-            Some(self.weight),
-            self.bias,
-            Some(self.targets),
-            Some(self.logits),
-            Some(self.losses),
-            Some(self.settings),
-            Some(self.results),
-            self.gradient.map(|g| g.x_grad),
-            self.gradient.and_then(|g| g.weight_grad),
-            Some(cpu.scratch),
-            self.integer.and_then(|p| p.x_scales),
-            self.integer.map(|p| p.weight.scales),
-        ])?;
+        views!(arena;
+            x = Some(self.x),
+            weight = Some(self.weight),
+            bias = self.bias,
+            targets = Some(self.targets),
+            mut logits = Some(self.logits),
+            mut losses = Some(self.losses),
+            settings = Some(self.settings),
+            mut results = Some(self.results),
+            mut x_grad = self.gradient.map(|g| g.x_grad),
+            mut weight_grad = self.gradient.and_then(|g| g.weight_grad),
+            mut scratch = Some(cpu.scratch),
+            x_scales = self.integer.and_then(|p| p.x_scales),
+            scales = self.integer.map(|p| p.weight.scales),
+        );
         let [rows, d, vocabulary] = [self.x.rows(), self.x.columns(), self.weight.rows()].map(|n| n as usize);
         let (bias, targets, scratch) = (bias.f32()?, targets.u32()?, scratch.f32_mut()?);
         let integers = match &self.integer {

@@ -4,6 +4,7 @@ use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::{AdamWFactored, AdamWFactors};
 use capful_core::train::{Results, Settings};
+use capful_core::views;
 
 use super::moved::move_views;
 use crate::pool::Pool;
@@ -35,16 +36,16 @@ impl OnCpu for AdamWFactored {
             // No precision of this device keeps masters.
             return self.reference(&mut arena);
         }
-        let [mut weight, gradient, mut first, mut none, mut sides, settings, results, mut scratch] = arena.views([
-            Some(moved.weight),
-            Some(moved.gradient),
-            Some(self.first),
-            None,
-            Some(self.sides),
-            Some(moved.settings),
-            Some(moved.results),
-            Some(cpu.scratch),
-        ])?;
+        views!(arena;
+            mut weight = Some(moved.weight),
+            gradient = Some(moved.gradient),
+            mut first = Some(self.first),
+            mut none = None,
+            mut sides = Some(self.sides),
+            settings = Some(moved.settings),
+            results = Some(moved.results),
+            mut scratch = Some(cpu.scratch),
+        );
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = self.factors(settings, results) else { return Ok(()) };
         let ([height, width], gradient) = (self.shape.map(|side| side as usize), gradient.f32()?);

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{EmbedUpdate, FactoredUpdate};
 use capful_core::train::{Results, Settings};
+use capful_core::views;
 
 use crate::gemm::{self, Matrix, MatrixMut, Update};
 use crate::simd::{self, vectorise};
@@ -145,15 +146,15 @@ impl OnCpu for EmbedUpdate {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let [ids, mut x_grad, mut table, mut moment, settings, results, mut scratch] = arena.views([
-            Some(self.ids),
-            Some(self.x_grad),
-            Some(self.table),
-            Some(self.moment),
-            Some(self.settings),
-            Some(self.results),
-            Some(cpu.scratch),
-        ])?;
+        views!(arena;
+            ids = Some(self.ids),
+            mut x_grad = Some(self.x_grad),
+            mut table = Some(self.table),
+            mut moment = Some(self.moment),
+            settings = Some(self.settings),
+            results = Some(self.results),
+            mut scratch = Some(cpu.scratch),
+        );
         if !Results::from_slice(results.f32()?)?.loss.is_finite() {
             return Ok(());
         }

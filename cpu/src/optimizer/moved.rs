@@ -7,6 +7,7 @@ use capful_core::memory::{Arena, View};
 use capful_core::ops::{ByElement, Lion, Sgd};
 use capful_core::optimizer::STATES;
 use capful_core::train::{Results, Settings};
+use capful_core::views;
 
 use crate::pool::{Parts, Pool};
 use crate::simd::vectorise;
@@ -30,14 +31,14 @@ impl Cpu {
             return op.reference(&mut arena);
         }
         let [first, second] = op.states().map(|state| state.map(|(_, region)| region));
-        let [mut weight, gradient, mut first, mut second, settings, results] = arena.views([
-            Some(moved.weight),
-            Some(moved.gradient),
-            first,
-            second,
-            Some(moved.settings),
-            Some(moved.results),
-        ])?;
+        views!(arena;
+            mut weight = Some(moved.weight),
+            gradient = Some(moved.gradient),
+            mut first = first,
+            mut second = second,
+            settings = Some(moved.settings),
+            results = Some(moved.results),
+        );
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
         let (factors, gradient, states) = (op.factors(&factors), gradient.f32()?, [&mut first, &mut second]);

@@ -3,6 +3,7 @@
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::{IntegerProduct, IntegerRows, Linear};
+use capful_core::views;
 
 use super::integer::{self, Codes};
 use crate::gemm::{self, Matrix, MatrixMut, Update};
@@ -69,16 +70,16 @@ impl Cpu {
     #[inline(never)]
     fn run_integer_linear(&mut self, op: &Linear, product: &IntegerProduct) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [x, weight, scales, x_scales, bias, residual, mut out, mut activated] = arena.views([
-            Some(op.x),
-            Some(op.weight),
-            Some(product.weight.scales),
-            product.x_scales,
-            op.bias,
-            op.epilogue.residual(),
-            Some(op.out),
-            op.epilogue.activated(),
-        ])?;
+        views!(arena;
+            x = Some(op.x),
+            weight = Some(op.weight),
+            scales = Some(product.weight.scales),
+            x_scales = product.x_scales,
+            bias = op.bias,
+            residual = op.epilogue.residual(),
+            mut out = Some(op.out),
+            mut activated = op.epilogue.activated(),
+        );
         let weight = IntegerRows::new(op.weight, product.weight, &weight, &scales)?;
         let (inputs, outputs) = (op.x.columns() as usize, op.out.columns() as usize);
         let (bias, residual, activated) = (bias.f32()?, residual.f32()?, Parts::new(activated.f32_mut()?));

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
+use capful_core::views;
 
 use super::lanes::{lanes, pick, pick_mut, whole};
 use crate::simd::vectorise;
@@ -18,31 +19,19 @@ impl OnCpu for Spike {
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
         let t = self.token;
-        let [
-            before,
-            mut now,
-            spiked,
-            mut spikes,
-            keep,
-            sources,
-            weights,
-            mut potential,
-            mut fatigue,
-            mut offset,
-            mut slope,
-        ] = arena.views([
-            Some(Spike::slot(self.signals, t)),
-            Some(Spike::slot(self.signals, t + 1)),
-            Some(Spike::slot(self.spikes, t)),
-            Some(Spike::slot(self.spikes, t + 1)),
-            Some(self.keep.slice_rows(t, 1)),
-            Some(self.sources),
-            Some(self.weights),
-            Some(self.potential),
-            Some(self.fatigue),
-            Some(self.offset),
-            self.slope.map(|s| Spike::slot(s, t)),
-        ])?;
+        views!(arena;
+            before = Some(Spike::slot(self.signals, t)),
+            mut now = Some(Spike::slot(self.signals, t + 1)),
+            spiked = Some(Spike::slot(self.spikes, t)),
+            mut spikes = Some(Spike::slot(self.spikes, t + 1)),
+            keep = Some(self.keep.slice_rows(t, 1)),
+            sources = Some(self.sources),
+            weights = Some(self.weights),
+            mut potential = Some(self.potential),
+            mut fatigue = Some(self.fatigue),
+            mut offset = Some(self.offset),
+            mut slope = self.slope.map(|s| Spike::slot(s, t)),
+        );
         let [_, _, rows, streams] = self.signals.shape.map(|n| n as usize);
         let (neurons, fan_in) = (self.weights.rows() as usize, self.weights.columns() as usize);
         let (block, winners) = (self.cell.block as usize, self.cell.winners as usize);

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Outputs, Spike, SpikeGrad, SynapseGrad, SynapseInputGrad};
+use capful_core::views;
 
 use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut, whole};
 use crate::simd::vectorise;
@@ -130,14 +131,14 @@ impl OnCpu for SynapseGrad {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let [grad, signals, spikes, keep, sources, mut weight_grad] = arena.views([
-            Some(self.grad),
-            Some(self.signals),
-            Some(self.spikes),
-            Some(self.keep),
-            Some(self.sources),
-            Some(self.weight_grad),
-        ])?;
+        views!(arena;
+            grad = Some(self.grad),
+            signals = Some(self.signals),
+            spikes = Some(self.spikes),
+            keep = Some(self.keep),
+            sources = Some(self.sources),
+            mut weight_grad = Some(self.weight_grad),
+        );
         let [_, tokens, neurons, streams] = self.grad.shape.map(|n| n as usize);
         let (rows, fan_in) = (self.signals.shape[2] as usize, self.sources.columns() as usize);
         let (grad, signals, spikes, keep) = (grad.f32()?, signals.f32()?, spikes.f32()?, keep.f32()?);
@@ -220,15 +221,15 @@ impl OnCpu for SynapseInputGrad {
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
         let t = self.token as usize;
-        let [grad, weights, starts, synapses, keep, mut signals_grad, mut spikes_grad] = arena.views([
-            Some(Spike::slot(self.grad, self.token)),
-            Some(self.weights),
-            Some(self.starts),
-            Some(self.synapses),
-            Some(self.keep.slice_rows(self.token, 1)),
-            Some(self.signals_grad),
-            Some(self.spikes_grad),
-        ])?;
+        views!(arena;
+            grad = Some(Spike::slot(self.grad, self.token)),
+            weights = Some(self.weights),
+            starts = Some(self.starts),
+            synapses = Some(self.synapses),
+            keep = Some(self.keep.slice_rows(self.token, 1)),
+            mut signals_grad = Some(self.signals_grad),
+            mut spikes_grad = Some(self.spikes_grad),
+        );
         let (rows, fan_in) = (self.signals_grad.shape[2] as usize, self.weights.columns() as usize);
         let (streams, neurons) = (self.grad.columns() as usize, self.weights.rows() as usize);
         let keep = keep.f32()?;

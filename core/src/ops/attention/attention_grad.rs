@@ -8,6 +8,7 @@ use super::rotary::Rotary;
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot};
+use crate::views;
 
 /// With P the probabilities, dP = out_grad · vᵀ and D_i = out_grad_i · out_i (Dao et al. 2022):
 /// `dv = Pᵀ · out_grad`, `dS = P ∘ (dP − D)`, `dq = dS · k / √size`, `dk = dSᵀ · q / √size`; then dq and dk are
@@ -66,15 +67,15 @@ impl Operation for AttentionGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [qkv, out, log_sum, out_grad, table, mut qkv_grad, offsets] = arena.views([
-            Some(self.qkv),
-            Some(self.out),
-            Some(self.log_sum),
-            Some(self.out_grad),
-            Some(self.rotary.table),
-            Some(self.qkv_grad),
-            self.offsets,
-        ])?;
+        views!(arena;
+            qkv = Some(self.qkv),
+            out = Some(self.out),
+            log_sum = Some(self.log_sum),
+            out_grad = Some(self.out_grad),
+            table = Some(self.rotary.table),
+            mut qkv_grad = Some(self.qkv_grad),
+            offsets = self.offsets,
+        );
         let [qkv, out, log_sum, out_grad, table] =
             [qkv.f32()?, out.f32()?, log_sum.f32()?, out_grad.f32()?, table.f32()?];
         let (qkv_grad, documents) = (qkv_grad.f32_mut()?, Documents::new(offsets.u32()?));

@@ -5,6 +5,7 @@ use crate::generate::Sampler;
 use crate::memory::{Arena, Region};
 use crate::ops::MostLikely;
 use crate::random::Random;
+use crate::views;
 
 /// `id` becomes what a sampler draws from the first `limit` logits with number `drawn` of its random numbers, and
 /// [`MostLikely::NO_TOKEN`] where it draws none; so does `chosen[cursor mod n]`. Then `cursor` and `drawn` go on by one.
@@ -69,15 +70,15 @@ impl Operation for Sample {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [logits, limit, settings, mut drawn, mut id, mut cursor, mut chosen] = arena.views([
-            Some(self.logits),
-            Some(self.limit),
-            Some(self.settings),
-            Some(self.drawn),
-            Some(self.id),
-            Some(self.cursor),
-            Some(self.chosen),
-        ])?;
+        views!(arena;
+            logits = Some(self.logits),
+            limit = Some(self.limit),
+            settings = Some(self.settings),
+            mut drawn = Some(self.drawn),
+            mut id = Some(self.id),
+            mut cursor = Some(self.cursor),
+            mut chosen = Some(self.chosen),
+        );
         let (logits, limit) = (logits.f32()?, limit.u32()?.first().map_or(0, |limit| *limit as usize));
         let &[temperature, top_k, top_p, ref random @ ..] = settings.u32()? else {
             return Err(self.misfit("settings"));

@@ -3,6 +3,7 @@
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 use crate::ops::{Heads, IntegerRows, WeightScales};
+use crate::views;
 
 /// `v[r] += gain · table[ids[r]]` for the values v of a fused projection (value embeddings: Jordan et al. 2024, after Zhou et
 /// al. 2024, Value Residual Learning). Queries and keys stay.
@@ -137,14 +138,14 @@ impl Operation for AddValuesGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [ids, table, gain, qkv_grad, mut out, mut gain_grad] = arena.views([
-            Some(self.ids),
-            Some(self.table),
-            Some(self.gain),
-            Some(self.qkv_grad),
-            Some(self.out),
-            Some(self.gain_grad),
-        ])?;
+        views!(arena;
+            ids = Some(self.ids),
+            table = Some(self.table),
+            gain = Some(self.gain),
+            qkv_grad = Some(self.qkv_grad),
+            mut out = Some(self.out),
+            mut gain_grad = Some(self.gain_grad),
+        );
         let (heads, gain, columns) = (self.heads, gain.f32()?[0], self.table.columns() as usize);
         let (table, width, mut sum) = (table.f32()?, heads.width() as usize, 0.0);
         let rows = qkv_grad.f32()?.chunks_exact(width).zip(out.f32_mut()?.chunks_exact_mut(columns));

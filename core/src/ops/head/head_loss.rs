@@ -6,6 +6,7 @@ use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot, max, softcap, softcap_derivative, sum};
 use crate::ops::{IntegerProduct, IntegerRows};
 use crate::train::{Results, Settings};
+use crate::views;
 
 /// What [`HeadLoss`] writes for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -109,33 +110,20 @@ impl Operation for HeadLoss {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [
-            x,
-            weight,
-            bias,
-            targets,
-            mut logits,
-            mut losses,
-            settings,
-            mut results,
-            mut x_grad,
-            mut weight_grad,
-            x_scales,
-            scales,
-        ] = arena.views([
-            Some(self.x),
-            Some(self.weight),
-            self.bias,
-            Some(self.targets),
-            Some(self.logits),
-            Some(self.losses),
-            Some(self.settings),
-            Some(self.results),
-            self.gradient.map(|g| g.x_grad),
-            self.gradient.and_then(|g| g.weight_grad),
-            self.integer.and_then(|p| p.x_scales),
-            self.integer.map(|p| p.weight.scales),
-        ])?;
+        views!(arena;
+            x = Some(self.x),
+            weight = Some(self.weight),
+            bias = self.bias,
+            targets = Some(self.targets),
+            mut logits = Some(self.logits),
+            mut losses = Some(self.losses),
+            settings = Some(self.settings),
+            mut results = Some(self.results),
+            mut x_grad = self.gradient.map(|g| g.x_grad),
+            mut weight_grad = self.gradient.and_then(|g| g.weight_grad),
+            x_scales = self.integer.and_then(|p| p.x_scales),
+            scales = self.integer.map(|p| p.weight.scales),
+        );
         let integers = match self.integer {
             Some(product) => Some(IntegerRows::new(self.weight, product.weight, &weight, &scales)?),
             None => None,

@@ -5,6 +5,7 @@ use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 use crate::ops::Quantised;
 use crate::ops::math::{dot, sum};
+use crate::views;
 
 /// How rows are normalised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,16 +121,16 @@ impl Operation for Norm {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let second = self.second;
-        let [x, gain, bias, gain2, bias2, mut stats, mut out, mut out2] = arena.views([
-            Some(self.x),
-            Some(self.first.gain),
-            self.first.bias,
-            second.map(|s| s.gain),
-            second.and_then(|s| s.bias),
-            Some(self.stats),
-            Some(self.first.out),
-            second.map(|s| s.out),
-        ])?;
+        views!(arena;
+            x = Some(self.x),
+            gain = Some(self.first.gain),
+            bias = self.first.bias,
+            gain2 = second.map(|s| s.gain),
+            bias2 = second.and_then(|s| s.bias),
+            mut stats = Some(self.stats),
+            mut out = Some(self.first.out),
+            mut out2 = second.map(|s| s.out),
+        );
         let (x, gain, bias, gain2, bias2) = (x.f32()?, gain.f32()?, bias.f32()?, gain2.f32()?, bias2.f32()?);
         let (stats, out, out2) = (stats.f32_mut()?, out.f32_mut()?, out2.f32_mut()?);
         let (d, kept) = (self.x.columns() as usize, self.kind.stats() as usize);

@@ -9,6 +9,7 @@ use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
 use crate::ops::math::dot;
 use crate::train::{Results, Settings};
+use crate::views;
 
 /// Columns that are summed at a time by [`Operation::reference`].
 const AT_ONCE: usize = 16;
@@ -130,17 +131,16 @@ impl Operation for AdamWFactored {
             return Err(self.misfit("first"));
         }
         let moved = &self.moved;
-        let [mut weight, mut remainder, gradient, mut first, mut none, mut sides, settings, results] =
-            arena.views([
-                Some(moved.weight),
-                moved.remainder,
-                Some(moved.gradient),
-                Some(self.first),
-                None,
-                Some(self.sides),
-                Some(moved.settings),
-                Some(moved.results),
-            ])?;
+        views!(arena;
+            mut weight = Some(moved.weight),
+            mut remainder = moved.remainder,
+            gradient = Some(moved.gradient),
+            mut first = Some(self.first),
+            mut none = None,
+            mut sides = Some(self.sides),
+            settings = Some(moved.settings),
+            results = Some(moved.results),
+        );
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = self.factors(settings, results) else { return Ok(()) };
         let ([height, width], gradient) = (self.shape.map(|side| side as usize), gradient.f32()?);

@@ -9,6 +9,7 @@ use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot, sum};
 use crate::train::{Results, Settings};
+use crate::views;
 
 /// What keeps a denominator from zero.
 const EPS: f32 = 1e-12;
@@ -172,14 +173,14 @@ impl Operation for EmbedUpdate {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [ids, mut x_grad, mut table, mut moment, settings, results] = arena.views([
-            Some(self.ids),
-            Some(self.x_grad),
-            Some(self.table),
-            Some(self.moment),
-            Some(self.settings),
-            Some(self.results),
-        ])?;
+        views!(arena;
+            ids = Some(self.ids),
+            mut x_grad = Some(self.x_grad),
+            mut table = Some(self.table),
+            mut moment = Some(self.moment),
+            settings = Some(self.settings),
+            results = Some(self.results),
+        );
         if !Results::from_slice(results.f32()?)?.loss.is_finite() {
             return Ok(());
         }

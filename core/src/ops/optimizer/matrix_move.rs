@@ -7,6 +7,7 @@ use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
 use crate::optimizer::Group;
 use crate::train::{Results, Settings};
+use crate::views;
 
 /// `w = w (1 − lr · decay) − lr · √max(1, rows / columns) · f · x`, the scale of Jordan et al. 2024; f is the row's factor where there
 /// are some, else 1. With `cautious` decay falls only on elements that x moves towards 0 (Chen et al. 2025, Cautious Weight Decay).
@@ -97,14 +98,14 @@ impl Operation for MatrixMove {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [mut weight, mut remainder, x, row_factors, settings, results] = arena.views([
-            Some(self.weight),
-            self.remainder,
-            Some(self.x),
-            self.factors,
-            Some(self.settings),
-            Some(self.results),
-        ])?;
+        views!(arena;
+            mut weight = Some(self.weight),
+            mut remainder = self.remainder,
+            x = Some(self.x),
+            row_factors = self.factors,
+            settings = Some(self.settings),
+            results = Some(self.results),
+        );
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = self.factors(settings, results) else { return Ok(()) };
         // Of rows without factors there are none.

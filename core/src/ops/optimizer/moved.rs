@@ -8,6 +8,7 @@ use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region, View};
 use crate::optimizer::{Group, STATES};
 use crate::train::{Results, Settings};
+use crate::views;
 
 /// The parameters that an update moves, and what it moves them by. A gradient norm or a loss that is not finite changes
 /// nothing.
@@ -100,15 +101,15 @@ pub trait ByElement: Operation {
     /// An operand that cannot be carved.
     fn each(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let (moved, [first, second]) = (self.moved(), self.states());
-        let [mut weight, mut remainder, gradient, mut first, mut second, settings, results] = arena.views([
-            Some(moved.weight),
-            moved.remainder,
-            Some(moved.gradient),
-            first.map(|(_, region)| region),
-            second.map(|(_, region)| region),
-            Some(moved.settings),
-            Some(moved.results),
-        ])?;
+        views!(arena;
+            mut weight = Some(moved.weight),
+            mut remainder = moved.remainder,
+            gradient = Some(moved.gradient),
+            mut first = first.map(|(_, region)| region),
+            mut second = second.map(|(_, region)| region),
+            settings = Some(moved.settings),
+            results = Some(moved.results),
+        );
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
         let (factors, gradient) = (self.factors(&factors), gradient.f32()?);

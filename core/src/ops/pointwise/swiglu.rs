@@ -5,6 +5,7 @@ use crate::fp8::Format;
 use crate::memory::{Arena, Dtype, Region};
 use crate::ops::math::silu;
 use crate::ops::{Quantised, encoded};
+use crate::views;
 
 /// `out = silu(gate) ∘ up`, silu(x) = x / (1 + e⁻ˣ).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -179,16 +180,16 @@ impl SwiGluGrad {
         transposed: TransposedCopies,
         arena: &mut Arena<'_>,
     ) -> Result<(), OperationError> {
-        let [gate_up, out_grad, mut codes, scale, mut amax, mut turned, mut out, out_scale] = arena.views([
-            Some(self.gate_up),
-            Some(self.out_grad),
-            Some(copy.codes),
-            Some(copy.scaling.scale()),
-            Some(copy.scaling.amax()),
-            Some(transposed.gate_up),
-            Some(transposed.out.codes),
-            Some(transposed.out.scaling.scale()),
-        ])?;
+        views!(arena;
+            gate_up = Some(self.gate_up),
+            out_grad = Some(self.out_grad),
+            mut codes = Some(copy.codes),
+            scale = Some(copy.scaling.scale()),
+            mut amax = Some(copy.scaling.amax()),
+            mut turned = Some(transposed.gate_up),
+            mut out = Some(transposed.out.codes),
+            out_scale = Some(transposed.out.scaling.scale()),
+        );
         let (rows, d) = (self.out_grad.rows() as usize, self.out_grad.columns() as usize);
         let (scale, out_scale, mut largest) = (scale.f32()?[0], out_scale.f32()?[0], amax.f32()?[0]);
         let (codes, turned, out) = (codes.codes_mut()?, turned.codes_mut()?, out.codes_mut()?);

@@ -6,6 +6,7 @@ use crate::device::{Operand, Operation, OperationError, count};
 use crate::integer::{Portable, Sums};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot, dots, gelu};
+use crate::views;
 
 /// What becomes of a product and its bias, y.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -134,20 +135,20 @@ impl Linear {
         let [codes_x, codes_weight, inverse_x, inverse_weight] = QuantisedProduct::regions(self.quantised.as_ref());
         let whole = |region| self.quantised.is_none().then_some(region);
         // What few products have comes last.
-        let [x, weight, mut out, residual, x_scales, scales, bias, mut activated, cx, cw, ix, iw] = arena.views([
-            whole(self.x),
-            whole(self.weight),
-            Some(self.out),
-            self.epilogue.residual(),
-            self.integer.and_then(|p| p.x_scales),
-            self.integer.map(|p| p.weight.scales),
-            self.bias,
-            self.epilogue.activated(),
-            codes_x,
-            codes_weight,
-            inverse_x,
-            inverse_weight,
-        ])?;
+        views!(arena;
+            x = whole(self.x),
+            weight = whole(self.weight),
+            mut out = Some(self.out),
+            residual = self.epilogue.residual(),
+            x_scales = self.integer.and_then(|p| p.x_scales),
+            scales = self.integer.map(|p| p.weight.scales),
+            bias = self.bias,
+            mut activated = self.epilogue.activated(),
+            cx = codes_x,
+            cw = codes_weight,
+            ix = inverse_x,
+            iw = inverse_weight,
+        );
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cx, &cw, &ix, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out.columns() as usize);
         self.expect(inputs > 0 && outputs > 0, "x")?;

@@ -5,6 +5,7 @@ use super::quantise::{CodeRows, QuantisedProduct};
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot, gelu_derivative};
+use crate::views;
 
 /// `x_grad = (x_grad +) out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`,
 /// `bias_grad (+)= Σ rows out_grad`, `x_bias_grad (+)= Σ rows x_grad`; of a transposed weight `out_grad · weightᵀ` and
@@ -122,33 +123,20 @@ impl Operation for LinearGrad {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [codes_grad, codes_weight, inverse_grad, inverse_weight] =
             QuantisedProduct::regions(self.quantised.as_ref());
-        let [
-            x,
-            weight,
-            out_grad,
-            before_gelu,
-            mut x_grad,
-            mut weight_grad,
-            mut bias_grad,
-            mut x_bias_grad,
-            cg,
-            cw,
-            ig,
-            iw,
-        ] = arena.views([
-            self.weight_grad.filter(|_| !self.weight_of_copies()).map(|_| self.x),
-            self.quantised.is_none().then_some(self.weight),
-            Some(self.out_grad).filter(|_| !self.weight_of_copies() || self.bias_grad.is_some()),
-            self.before_gelu,
-            self.x_grad,
-            self.weight_grad,
-            self.bias_grad,
-            self.x_bias_grad,
-            codes_grad,
-            codes_weight,
-            inverse_grad,
-            inverse_weight,
-        ])?;
+        views!(arena;
+            x = self.weight_grad.filter(|_| !self.weight_of_copies()).map(|_| self.x),
+            weight = self.quantised.is_none().then_some(self.weight),
+            out_grad = Some(self.out_grad).filter(|_| !self.weight_of_copies() || self.bias_grad.is_some()),
+            before_gelu = self.before_gelu,
+            mut x_grad = self.x_grad,
+            mut weight_grad = self.weight_grad,
+            mut bias_grad = self.bias_grad,
+            mut x_bias_grad = self.x_bias_grad,
+            cg = codes_grad,
+            cw = codes_weight,
+            ig = inverse_grad,
+            iw = inverse_weight,
+        );
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cg, &cw, &ig, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out_grad.columns() as usize);
         if !self.accumulate {

@@ -2,6 +2,7 @@
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
+use crate::views;
 
 /// How fast the prediction of the reward and the mean of the loss follow.
 pub const FOLLOW: f32 = 0.05;
@@ -74,14 +75,14 @@ impl Operation for Modulate {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [losses, signals, mut predictor, mut running, mut factors, mut signals_grad] = arena.views([
-            Some(self.losses),
-            Some(self.signals),
-            Some(self.predictor),
-            Some(self.running),
-            Some(self.factors),
-            Some(self.signals_grad),
-        ])?;
+        views!(arena;
+            losses = Some(self.losses),
+            signals = Some(self.signals),
+            mut predictor = Some(self.predictor),
+            mut running = Some(self.running),
+            mut factors = Some(self.factors),
+            mut signals_grad = Some(self.signals_grad),
+        );
         let [_, tokens, rows, streams] = self.signals_grad.shape.map(|n| n as usize);
         let n = self.predictor.elements() as usize - 1;
         let (losses, signals, count) = (losses.f32()?, signals.f32()?, (tokens * streams) as f32);

@@ -6,6 +6,7 @@
 
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
+use crate::views;
 
 /// The constants of a module's neurons.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -206,31 +207,19 @@ impl Operation for Spike {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let t = self.token;
-        let [
-            before,
-            mut now,
-            spiked,
-            mut spikes,
-            keep,
-            sources,
-            weights,
-            mut potential,
-            mut fatigue,
-            mut offset,
-            mut slope,
-        ] = arena.views([
-            Some(Spike::slot(self.signals, t)),
-            Some(Spike::slot(self.signals, t + 1)),
-            Some(Spike::slot(self.spikes, t)),
-            Some(Spike::slot(self.spikes, t + 1)),
-            Some(self.keep.slice_rows(t, 1)),
-            Some(self.sources),
-            Some(self.weights),
-            Some(self.potential),
-            Some(self.fatigue),
-            Some(self.offset),
-            self.slope.map(|s| Spike::slot(s, t)),
-        ])?;
+        views!(arena;
+            before = Some(Spike::slot(self.signals, t)),
+            mut now = Some(Spike::slot(self.signals, t + 1)),
+            spiked = Some(Spike::slot(self.spikes, t)),
+            mut spikes = Some(Spike::slot(self.spikes, t + 1)),
+            keep = Some(self.keep.slice_rows(t, 1)),
+            sources = Some(self.sources),
+            weights = Some(self.weights),
+            mut potential = Some(self.potential),
+            mut fatigue = Some(self.fatigue),
+            mut offset = Some(self.offset),
+            mut slope = self.slope.map(|s| Spike::slot(s, t)),
+        );
         let [_, _, rows, streams] = self.signals.shape.map(|n| n as usize);
         let (before, spiked, keep, fan_in) =
             (before.f32()?, spiked.f32()?, keep.f32()?, self.weights.columns() as usize);

@@ -3,6 +3,7 @@
 use super::spike::{Cell, Outputs, Spike};
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
+use crate::views;
 
 /// For tokens t = first + count − 1 down to first, with k_t = `keep[t]` and 0 beyond the segment:
 /// `output gradient_t += k_{t+1} κ output gradient_{t+1}`,
@@ -153,14 +154,14 @@ impl Operation for SynapseGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [grad, signals, spikes, keep, sources, mut weight_grad] = arena.views([
-            Some(self.grad),
-            Some(self.signals),
-            Some(self.spikes),
-            Some(self.keep),
-            Some(self.sources),
-            Some(self.weight_grad),
-        ])?;
+        views!(arena;
+            grad = Some(self.grad),
+            signals = Some(self.signals),
+            spikes = Some(self.spikes),
+            keep = Some(self.keep),
+            sources = Some(self.sources),
+            mut weight_grad = Some(self.weight_grad),
+        );
         let [_, tokens, neurons, streams] = self.grad.shape.map(|n| n as usize);
         let (rows, fan_in) = (self.signals.shape[2] as usize, self.sources.columns() as usize);
         let (grad, signals, spikes, keep) = (grad.f32()?, signals.f32()?, spikes.f32()?, keep.f32()?);
@@ -241,15 +242,15 @@ impl Operation for SynapseInputGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [grad, weights, starts, synapses, keep, mut signals_grad, mut spikes_grad] = arena.views([
-            Some(Spike::slot(self.grad, self.token)),
-            Some(self.weights),
-            Some(self.starts),
-            Some(self.synapses),
-            Some(self.keep.slice_rows(self.token, 1)),
-            Some(self.signals_grad),
-            Some(self.spikes_grad),
-        ])?;
+        views!(arena;
+            grad = Some(Spike::slot(self.grad, self.token)),
+            weights = Some(self.weights),
+            starts = Some(self.starts),
+            synapses = Some(self.synapses),
+            keep = Some(self.keep.slice_rows(self.token, 1)),
+            mut signals_grad = Some(self.signals_grad),
+            mut spikes_grad = Some(self.spikes_grad),
+        );
         let (rows, fan_in) = (self.signals_grad.shape[2] as usize, self.weights.columns() as usize);
         let (streams, t) = (self.grad.columns() as usize, self.token as usize);
         let (grad, weights, keep, starts) = (grad.f32()?, weights.f32()?, keep.f32()?, starts.u32()?);
