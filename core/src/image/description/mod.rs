@@ -3,6 +3,7 @@
 #[cfg(feature = "neurogen")]
 mod neurogen;
 mod transformer;
+mod words;
 
 #[cfg(feature = "neurogen")]
 pub use neurogen::SpikingDescription;
@@ -71,28 +72,3 @@ pub trait Described: Copy {
 
 /// The largest size of a model in any dimension, so that no row passes 32 bits.
 const LARGEST: u32 = 1 << 24;
-
-/// What a word stands for, in the order of the words.
-macro_rules! choice {
-    ($name:ident: $type:ty { $($word:literal => $value:pat, $made:expr;)* }) => {
-        mod $name {
-            use super::*;
-
-            pub fn word(value: &$type) -> u32 {
-                match value {
-                    $($value => $word,)*
-                }
-            }
-
-            pub fn value(word: u32) -> Result<$type, ImageError> {
-                match word {
-                    $($word => Ok($made),)*
-                    _ => Err(ImageError::Word { field: stringify!($name), word }),
-                }
-            }
-        }
-    };
-}
-use choice;
-
-choice!(yes: bool { 0 => false, false; 1 => true, true; });
