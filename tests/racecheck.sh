@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs the tests of the GPU's operations under compute-sanitizer, one after the other, each within a time limit, and
-# prints a table of what it found. Only cases whose operands are small are run, once: a large one takes hours there.
+# prints a table of the findings. Only cases with small operands run, once: a large one takes hours there.
 #   tests/racecheck.sh LIBTEST [NAME...]
 # LIBTEST is the library's test binary of a build with the feature cuda, on a machine with a GPU:
 #   cargo test -p capful-host --features cuda --lib --no-run
-# NAMEs are parts of tests' names; without them all are run. What may be set, with what it is otherwise:
+# NAMEs are parts of tests' names; without them all tests run. Variables with their defaults:
 #   TOOL=racecheck      the sanitizer's tool: memcheck, racecheck, initcheck, synccheck
 #   LIMIT=300           seconds that a test may take
 #   SANITIZER=compute-sanitizer
@@ -16,7 +16,7 @@ names=("$@")
 tool=${TOOL:-racecheck} limit=${LIMIT:-300} sanitizer=${SANITIZER:-compute-sanitizer}
 command -v "$sanitizer" >/dev/null || { echo "racecheck: $sanitizer is not there; install CUDA 13's" >&2; exit 2; }
 
-# Rows of logits that no block's registers hold, modules whose spikes are packed, tiles of warpgroups, wide heads.
+# Logits with rows too long for a block's registers, modules with packed spikes, tiles of warpgroups, wide heads.
 most() {
     case ${1##*::} in
         *long_rows* | *spikes_are* | *warpgroups_multiply* | *turned_as_they* | *folded_head*) echo 2097152 ;;

@@ -1,4 +1,4 @@
-//! A NeuroGen's description: every field in a word.
+//! The description of a NeuroGen: one word for each field.
 
 use super::super::ImageError;
 use super::words::{Reader, Words, Writer, choice};
@@ -9,12 +9,12 @@ use crate::model::neurogen::{Connectome, Decoding, Network, Rule};
 use crate::model::{Family as _, NeuroGen};
 use crate::ops::Cell;
 
-/// What an image holds of a NeuroGen besides numbers. Its weights are f32.
+/// The description of a NeuroGen in an image. Its weights are f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpikingDescription {
     /// The model.
     pub model: NeuroGen,
-    /// The most positions. Nothing in storage grows with them.
+    /// The largest number of positions. Storage does not depend on it.
     pub context: u32,
 }
 
@@ -26,7 +26,7 @@ choice!("rule": Rule {
 });
 
 impl SpikingDescription {
-    /// Words that it takes.
+    /// The number of words.
     const LENGTH: usize = 52;
 
     /// What is read into: every field has a word.
@@ -136,8 +136,7 @@ impl SpikingDescription {
         let NeuroGen { vocab_size, embedding, taps, fan_out, skip, memory, streams, .. } = *model;
         let (Connectome { taps: signals, neurons, outputs, fan_in, .. }, Cell { block, winners, .. }) =
             (&model.connectome, &model.cell);
-        let sizes =
-            [vocab_size, embedding, taps, *signals, fan_out, skip, memory, *block, *winners, streams, *context];
+        let sizes = [vocab_size, embedding, taps, *signals, fan_out, skip, memory, *block, *winners, streams, *context];
         // All neurons together have a number of 32 bits, twice.
         if let Some(&word) = sizes.iter().chain(neurons).chain(outputs).chain(fan_in).find(|size| **size > LARGEST) {
             return Err(ImageError::Word { field: "size", word });
@@ -146,7 +145,7 @@ impl SpikingDescription {
             return Err(ImageError::Word { field: "context", word: 0 });
         }
         model.validate().map_err(ImageError::Model)?;
-        // The taps of the embedding are the signals that are taps, and their product is what `Taps` makes.
+        // The number of signals that are taps must be taps · embedding, the size of the output of `Taps`.
         if u64::from(taps) * u64::from(embedding) != u64::from(*signals) {
             return Err(ImageError::Word { field: "taps", word: *signals });
         }
@@ -211,7 +210,7 @@ impl Described for SpikingDescription {
 mod tests {
     use super::*;
 
-    /// No two numbers are equal, so that two fields that change places are found. Presets have many that are.
+    /// No two numbers are equal, so that swapped fields are detected. Presets have many equal numbers.
     const DESCRIBED: SpikingDescription = SpikingDescription {
         model: NeuroGen {
             vocab_size: 61,
@@ -256,7 +255,7 @@ mod tests {
     fn what_is_written_is_read_again() {
         let words = DESCRIBED.as_words();
         for (at, word) in words.iter().enumerate() {
-            // 0 is what is no, and what nothing stands in.
+            // 0 stands for `false`, and for unused words.
             assert!(*word == 0 || !words[..at].contains(word), "word {at} is not the only {word}");
         }
         assert_eq!(SpikingDescription::of_words(&words), Ok(DESCRIBED));

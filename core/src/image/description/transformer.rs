@@ -1,4 +1,4 @@
-//! A transformer's description: every field in a word.
+//! The description of a transformer: one word for each field.
 
 use super::super::ImageError;
 use super::words::{Choice as _, Reader, Words, Writer, choice};
@@ -10,7 +10,7 @@ use crate::model::transformer::{Biases, Decoding, Dialect, Feed, FirstValues, Ne
 use crate::model::{Family as _, ModelError, Transformer};
 use crate::ops::{Kind, NormKind, Pattern, RotaryScaling};
 
-/// What the elements of an image's matrices are.
+/// The element type of an image's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightType {
     /// Floats of 32 bits.
@@ -22,7 +22,7 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    /// The integers, where they are any.
+    /// The integer type, if it is one.
     pub const fn integer(self) -> Option<Integer> {
         match self {
             WeightType::F32 => None,
@@ -42,12 +42,12 @@ impl From<Option<Integer>> for WeightType {
     }
 }
 
-/// What an image holds besides numbers: the model, and how it is run.
+/// The description in an image: the model and its settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Description {
     /// The model.
     pub model: Transformer,
-    /// What a query sees.
+    /// The tokens that a query sees.
     pub pattern: Pattern,
     /// The type of the weights.
     pub weights: WeightType,
@@ -106,10 +106,10 @@ fn scaling([kind, factor, low, high, original]: [u32; 5]) -> Result<RotaryScalin
 }
 
 impl Description {
-    /// Words that it takes.
+    /// The number of words.
     const LENGTH: usize = 36;
 
-    /// What its regions are laid for: floats of 32 bits, and the weights as they are.
+    /// The profile that its regions are laid for: f32, with weights in their integer type, if any.
     pub fn profile(&self) -> InIntegers<'static> {
         InIntegers { profile: &Single, weights: self.weights.integer() }
     }
@@ -148,7 +148,7 @@ impl Description {
             first,
             value_tables,
             stream_scalars,
-            // An image has none: they are merged into the weights before.
+            // An image has no adapters: they are merged into the weights before.
             adapters: _,
         } = model;
         let mut family = Self::FAMILY;
@@ -331,7 +331,7 @@ mod tests {
             for word in [0, 1, 2, 3, 7, 1 << 24, 1 << 31, u32::MAX] {
                 let mut changed = words;
                 changed[at] = word;
-                // What a scaling of none does not use may be anything.
+                // Words that no scaling uses may have any value.
                 let unused = (26..30).contains(&at);
                 let found = Description::of_words(&changed);
                 assert!(word == words[at] || unused || found != Ok(description), "word {at} does not count");

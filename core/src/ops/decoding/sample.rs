@@ -1,4 +1,4 @@
-//! The next token drawn where the logits are, so that the one after it can be computed at once.
+//! Draws the next token on the device that has the logits, so that the next step can start at once.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::generate::Sampler;
@@ -7,34 +7,35 @@ use crate::ops::MostLikely;
 use crate::random::Random;
 use crate::views;
 
-/// `id` becomes what a sampler draws from the first `limit` logits with number `drawn` of its random numbers, and
-/// [`MostLikely::NO_TOKEN`] where it draws none; so does `chosen[cursor mod n]`. Then `cursor` and `drawn` go on by one.
+/// `id` becomes the token that a sampler draws from the first `limit` logits with number `drawn` of its random numbers,
+/// or [`MostLikely::NO_TOKEN`] where it draws none; so does `chosen[cursor mod n]`. Then `cursor` and `drawn` increase
+/// by one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
     /// [1, vocabulary].
     pub logits: Region,
-    /// `[1]` u32: ids from here on are never chosen.
+    /// `[1]` u32: ids from this one on are never chosen.
     pub limit: Region,
     /// [[`Sample::SETTINGS`]] u32: see [`Sample::settings`].
     pub settings: Region,
-    /// `[2]` u32: how many numbers were drawn before, the lower half first.
+    /// `[2]` u32: the count of numbers drawn before, the lower half first.
     pub drawn: Region,
     /// `[1]` u32.
     pub id: Region,
     /// `[1]` u32: the position of the token that the logits follow.
     pub cursor: Region,
-    /// `[n]` u32: what followed each of the last n positions.
+    /// `[n]` u32: the tokens that followed the last n positions.
     pub chosen: Region,
 }
 
-/// Ids that the reference sorts without beginning again.
+/// The number of ids that the reference sorts without starting again.
 const ROOM: usize = 512;
 
 impl Sample {
-    /// Words that say how to draw.
+    /// The number of words that describe the sampler.
     pub const SETTINGS: usize = 7;
 
-    /// The words of a sampler and its random numbers; nothing where it looks at the history.
+    /// The words of a sampler and its random numbers; `None` where the sampler depends on the history.
     pub fn settings(sampler: &Sampler, random: &Random) -> Option<[u32; Sample::SETTINGS]> {
         let [a, b, c, d] = random.words();
         let words = [sampler.temperature.to_bits(), sampler.top_k, sampler.top_p.to_bits(), a, b, c, d];
