@@ -9,15 +9,15 @@ use super::error::CudaError;
 pub(super) struct Hardware {
     /// The GPU's name.
     pub name: String,
-    /// Whether bf16 is multiplied on tensor cores.
+    /// Whether tensor cores multiply bf16.
     pub tensor_cores: bool,
-    /// Whether warpgroups multiply bf16.
+    /// Whether the warpgroup kernels multiply bf16.
     pub warpgroups: bool,
-    /// Whether the driver describes matrices to the multiprocessors' copies of tiles.
+    /// Whether the driver supports tensor maps, which describe matrices to the multiprocessors' tile copies.
     pub tensor_maps: bool,
-    /// Whether a kernel is made ready while the one before it runs.
+    /// Whether a kernel is prepared while the kernel before it runs.
     pub early: bool,
-    /// Blocks that can wait for each other: one a multiprocessor.
+    /// Number of blocks that can wait for each other: one on each multiprocessor.
     pub together: u32,
     /// Multiprocessors.
     pub multiprocessors: u32,

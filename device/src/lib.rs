@@ -22,13 +22,13 @@ use std::ops::Range;
 use capful_core::device::OperationError;
 use capful_core::memory::Region;
 
-/// Why a device does not do what was asked.
+/// Why a device does not fulfil a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// It is not there, or has less than was asked for; nothing was begun.
+    /// The device is missing, or smaller than requested; no work was started.
     #[error("{0}")]
     Refused(String),
-    /// It failed while working.
+    /// The device failed during its work.
     #[error("{0}")]
     Failed(String),
 }
@@ -39,7 +39,7 @@ impl From<OperationError> for DeviceError {
     }
 }
 
-/// Storage of regions, wherever it is.
+/// Storage of regions, on any device.
 pub trait Storage {
     /// Writes the region's bytes.
     ///

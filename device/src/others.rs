@@ -1,4 +1,4 @@
-//! The other ranks of a run, as a device in main memory reaches them.
+//! The connection of a device in main memory to the other ranks of a run.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -8,7 +8,7 @@ use super::DeviceError;
 use capful_ranks::SharedPeers;
 use capful_ranks::peers::{self, PeerError, Peers};
 
-/// The others, where there are any.
+/// The other ranks, if there are any.
 #[derive(Default)]
 pub struct Others {
     peers: Option<SharedPeers>,
@@ -22,7 +22,7 @@ impl std::fmt::Debug for Others {
 }
 
 impl Others {
-    /// Joins the ranks of `peers`.
+    /// Connects to the ranks of `peers`.
     pub fn join(&mut self, peers: SharedPeers) {
         self.peers = Some(peers);
     }
@@ -32,7 +32,7 @@ impl Others {
         self.failure.take().map(|failure| DeviceError::Failed(failure.to_string()))
     }
 
-    /// Runs a collective of as many ranks as there are.
+    /// Runs a collective operation; its number of ranks must be that of the run.
     fn run(
         &mut self,
         ranks: u32,

@@ -1,5 +1,5 @@
-//! Rows of a value table, added to the values of attention: a task takes some rows. The gain's gradient is summed by blocks of
-//! rows in scratch, and the blocks' sums are added in their order.
+//! Adds rows of a value table to the values of attention: a task takes some rows. The gain's gradient is summed by
+//! blocks of rows in scratch, and the blocks' sums are added in block order.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;

@@ -1,4 +1,5 @@
-//! The output head and its loss, a chunk of rows at a time: logits, softmax in place, and both gradients' products.
+//! The output head and its loss, a chunk of rows at a time: logits, softmax in place, and the matrix multiplications of
+//! both gradients.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -103,8 +104,8 @@ impl OnCpu for HeadLoss {
     }
 }
 
-/// The loss of a row of logits, of which the first `ids` count, capped by `cap` unless it is 0. With `gradient_scale`
-/// the row becomes the loss's gradient times it, otherwise it is spent.
+/// The loss of a row of logits. Only the first `ids` logits count; `cap` caps them unless it is 0. With
+/// `gradient_scale` the row is overwritten with the loss's gradient times that scale, otherwise its content is lost.
 fn cross_entropy(row: &mut [f32], ids: usize, target: u32, cap: f32, gradient_scale: Option<f32>) -> f32 {
     if target == IGNORE {
         row.fill(0.0);
@@ -115,7 +116,7 @@ fn cross_entropy(row: &mut [f32], ids: usize, target: u32, cap: f32, gradient_sc
         simd::softcap(row, cap);
     }
     let (largest, at_target) = (simd::max(row), row[target as usize]);
-    // A capped logit's gradient is made of it and of its power.
+    // The gradient of a capped logit needs both the logit and its exponential.
     let keeps = cap > 0.0 && gradient_scale.is_some();
     let total = if keeps { simd::sum_of_exp(row, largest) } else { simd::exp_and_sum(row, largest) };
     if let Some(scale) = gradient_scale {

@@ -1,4 +1,5 @@
-//! The linear layer: one product, and what belongs to it on each block while it is in cache.
+//! The linear layer: one matrix multiplication, with the bias and the other element-wise work on each block while the
+//! block is in cache.
 
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
@@ -55,7 +56,8 @@ impl OnCpu for Linear {
                         simd::add(residual, out);
                     }
                     if activates {
-                        // SAFETY: blocks of `out` are disjoint, and this is the same block of a matrix as large.
+                        // SAFETY: blocks of `out` are disjoint, and this is the same block of a matrix of the same
+                        // size.
                         simd::gelu_forward(out, unsafe { activated.range(at) });
                     }
                 }
@@ -66,7 +68,8 @@ impl OnCpu for Linear {
 }
 
 impl Cpu {
-    /// The same of integers: their products, then everything else as the reference loops do it, but for the GELU.
+    /// The linear layer in integers: an integer matrix multiplication, then all other steps in the order of the
+    /// reference loops, except for the GELU.
     #[inline(never)]
     fn run_integer_linear(&mut self, op: &Linear, product: &IntegerProduct) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
@@ -84,7 +87,7 @@ impl Cpu {
         let (inputs, outputs) = (op.x.columns() as usize, op.out.columns() as usize);
         let (bias, residual, activated) = (bias.f32()?, residual.f32()?, Parts::new(activated.f32_mut()?));
         let (out, adds, activates) = (out.f32_mut()?, op.epilogue.adds(), op.epilogue.activated().is_some());
-        // What is behind the product, on a part of row `r` from column `first` on.
+        // The steps after the multiplication, for a part of row `r` from column `first` on.
         let finish = |r: usize, first: usize, out: &mut [f32]| {
             let at = r * outputs + first..r * outputs + first + out.len();
             for (i, y) in out.iter_mut().enumerate() {
@@ -92,7 +95,7 @@ impl Cpu {
                 *y += residual.get(at.start + i).copied().unwrap_or_default();
             }
             if activates {
-                // SAFETY: parts of `out` are disjoint, and this is the same part of a matrix as large.
+                // SAFETY: parts of `out` are disjoint, and this is the same part of a matrix of the same size.
                 simd::gelu_forward(out, unsafe { activated.range(at) });
             }
         };

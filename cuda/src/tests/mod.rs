@@ -1,4 +1,4 @@
-//! Every operation against the core's Reference, and a whole step: on a GPU where there is one, else on the
+//! Compares every operation, and a whole step, with the core's Reference: on a GPU if there is one, else on a
 //! stand-in for its driver.
 
 mod attention;
@@ -22,7 +22,7 @@ mod timed;
 mod token;
 mod tuning;
 
-/// The cases that are every device's.
+/// The cases that apply to every device.
 mod witness {
     capful_witness::tests!(crate::tests::bench::Bench);
 }
