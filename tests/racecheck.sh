@@ -3,7 +3,7 @@
 # prints a table of the findings. Only cases with small operands run, once: a large one takes hours there.
 #   tests/racecheck.sh LIBTEST [NAME...]
 # LIBTEST is the library's test binary of a build with the feature cuda, on a machine with a GPU:
-#   cargo test -p capful-host --features cuda --lib --no-run
+#   cargo test -p capful-cuda --features cuda --lib --no-run
 # NAMEs are parts of tests' names; without them all tests run. Variables with their defaults:
 #   TOOL=racecheck      the sanitizer's tool: memcheck, racecheck, initcheck, synccheck
 #   LIMIT=300           seconds that a test may take
@@ -37,7 +37,7 @@ log=$(mktemp); trap 'rm -f "$log"' EXIT
 failed=0
 printf '| test | seconds | %s |\n| --- | --- | --- |\n' "$tool"
 for test in $("$libtest" --list --format terse | sed -n 's/: test$//p' |
-    grep -E '^device::cuda::tests::(attention|column_sums|head|operations|products|neurogen|fp8|witness)::'); do
+    grep -E '^tests::(attention|bias_sums|head|operations|products|neurogen|fp8|witness)::'); do
     wanted "$test" || continue
     began=$SECONDS
     CAPFUL_TEST_MOST=${CAPFUL_TEST_MOST:-$(most "$test")} timeout -k 10 "$limit" \
@@ -56,6 +56,6 @@ for test in $("$libtest" --list --format terse | sed -n 's/: test$//p' |
             fi
             ;;
     esac
-    printf '| %s | %s | %s |\n' "${test#device::cuda::tests::}" $((SECONDS - began)) "${found:-nothing said}"
+    printf '| %s | %s | %s |\n' "${test#tests::}" $((SECONDS - began)) "${found:-nothing said}"
 done
 exit $failed

@@ -58,7 +58,7 @@ use capful_core::memory::{Dtype, Region, Role};
 use capful_core::with_operation;
 
 use self::pool::Pool;
-use capful_device::{Allocation, DeviceError, Others};
+use capful_device::{Allocation, Collectives, DeviceError};
 
 /// The memory properties of the CPU device.
 #[derive(Debug, Clone, Copy)]
@@ -105,7 +105,7 @@ pub struct Cpu {
     /// The arena.
     pub memory: Allocation,
     /// The connection to the other ranks.
-    pub others: Others,
+    pub others: Collectives,
     pool: Pool,
     scratch: Region,
 }
@@ -122,7 +122,7 @@ impl Cpu {
     /// # Errors
     /// The system refuses the threads.
     pub fn start(profile: &CpuProfile, memory: Allocation, scratch: Region) -> Result<Cpu, DeviceError> {
-        Ok(Cpu { memory, others: Others::default(), pool: Pool::new(profile.threads as usize), scratch })
+        Ok(Cpu { memory, others: Collectives::default(), pool: Pool::new(profile.threads as usize), scratch })
     }
 }
 

@@ -20,7 +20,7 @@ use super::profile::WORKSPACE;
 use super::ranks::Ranks;
 use super::room::CudaScratch;
 use super::staging::Staging;
-use super::{Products, Room, describe};
+use super::{Products, Room, probe};
 
 /// A CUDA GPU that runs the operations of a step on one allocation.
 pub struct Cuda {
@@ -55,7 +55,7 @@ impl Cuda {
     /// No driver, no such GPU, or too little memory on it: detected before anything is allocated.
     pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
         let Room { arena: arena_bytes, scratch, staging } = room;
-        let device = describe::find(ordinal)?;
+        let device = probe::find(ordinal)?;
         let hardware = Hardware::of(device)?;
         let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
         let too_small = |free| CudaError::TooSmall { name: hardware.name.clone(), needed: arena_bytes, free, total };

@@ -8,8 +8,8 @@ use cust::device::Device;
 use cust::sys::CUdevice_attribute_enum as Attribute;
 use libloading::Library;
 
-use super::describe::attribute;
 use super::error::CudaError;
+use super::probe::attribute;
 
 /// Installed with the driver.
 const LIBRARY: &str = "libnvidia-ml.so.1";

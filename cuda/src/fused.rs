@@ -8,11 +8,11 @@ use capful_core::ops::{Epilogue, LinearGrad};
 use super::decoding::token::Launch;
 use super::device::Cuda;
 use super::norm::dropped::{dropped_before, dropped_by};
-use super::product::column_sums::{copied_before, made_before, made_by};
+use super::product::bias_sums::{copied_before, made_before, made_by};
 #[cfg(feature = "neurogen")]
 use super::spiking::{
+    modules::follows,
     spike_chain::{begins, linked},
-    spikes::follows,
 };
 use capful_device::Stream;
 

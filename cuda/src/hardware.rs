@@ -2,7 +2,7 @@
 
 use cust::device::{Device, DeviceAttribute};
 
-use super::describe;
+use super::probe;
 use super::error::CudaError;
 
 /// A GPU's properties.
@@ -30,9 +30,9 @@ pub(super) struct Hardware {
 impl Hardware {
     /// The properties of `device`.
     pub fn of(device: Device) -> Result<Hardware, CudaError> {
-        let super::Gpu { name, bf16: tensor_cores, warpgroups, early, multiprocessors, .. } = describe::gpu(device)?;
+        let super::Gpu { name, bf16: tensor_cores, warpgroups, early, multiprocessors, .. } = probe::gpu(device)?;
         let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1).max(1);
-        let together = if describe::waits(device)? { multiprocessors } else { 1 };
+        let together = if probe::waits(device)? { multiprocessors } else { 1 };
         let cache =
             device.get_attribute(DeviceAttribute::L2CacheSize).map_err(CudaError::of("cuDeviceGetAttribute"))?;
         Ok(Hardware {
@@ -43,7 +43,7 @@ impl Hardware {
             early,
             together,
             multiprocessors,
-            shared: describe::shared(device)?,
+            shared: probe::shared(device)?,
             cache: u64::try_from(cache).unwrap_or(0),
         })
     }

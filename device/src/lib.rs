@@ -2,17 +2,17 @@
 //!
 //! - [`Storage`]: reads and writes regions; [`Held`] does so for the part of a shared table that this rank stores
 //! - [`Allocation`]: an arena in main memory; [`Reference`]: the core's own loops on it
-//! - [`Others`]: collectives of ranks, of devices that compute in main memory
+//! - [`Collectives`]: collectives of ranks, of devices that compute in main memory
 //! - [`Overlap`]: which operations of a program run next to what ranks send each other
 
 mod allocation;
-mod others;
+mod collectives;
 mod overlap;
 mod reference;
 mod window;
 
 pub use allocation::Allocation;
-pub use others::Others;
+pub use collectives::Collectives;
 pub use overlap::{Overlap, Place, Stream};
 pub use reference::Reference;
 pub use window::{Held, Window};

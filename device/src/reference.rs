@@ -3,7 +3,7 @@
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::Arena;
 
-use super::{Allocation, Others};
+use super::{Allocation, Collectives};
 
 /// Runs every operation by its definition.
 #[derive(Debug)]
@@ -11,7 +11,7 @@ pub struct Reference {
     /// The arena.
     pub memory: Allocation,
     /// The connection to the other ranks.
-    pub others: Others,
+    pub others: Collectives,
 }
 
 impl Device for Reference {

@@ -191,7 +191,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
         case 76: *value = capability % 10; break;
         case 16: *value = 4; break;  // multiprocessors
         case 95: *value = 1; break;  // cooperative launches
-        case 97: *value = 80 << 10; break;  // shared memory of a block: the limit in spikes.cu
+        case 97: *value = 80 << 10; break;  // shared memory of a block: the limit in modules.cu
         case 38: *value = (int)setting("CAPFUL_STAND_IN_CACHE", 0); break;
         default: *value = 0;
     }

@@ -344,7 +344,7 @@ impl Blas {
         let nothing =
             Heuristic { algorithm: Algorithm { data: [0; 8] }, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
         let (mut found, mut count) = ([nothing; CANDIDATES], 0);
-        // SAFETY: as in `describe`; room for as many results as are requested.
+        // SAFETY: as in `probe`; room for as many results as are requested.
         unsafe {
             let mut preference = ptr::null_mut();
             check((self.preference_create)(&mut preference))?;
@@ -380,7 +380,7 @@ impl Blas {
         let Ok(Described { desc, a, b, c, _owned }) = self.describe(shape, 256, [256; 2]) else { return false };
         let nothing = Algorithm { data: [0; 8] };
         let mut result = Heuristic { algorithm: nothing, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
-        // SAFETY: as in `describe`, and a pointer to one result.
+        // SAFETY: as in `probe`, and a pointer to one result.
         let status = unsafe { (self.check)(self.handle, desc, b, a, c, c, algorithm, &mut result) };
         status == 0 && result.state == 0 && result.workspace as u64 <= WORKSPACE && self.repeats(algorithm)
     }

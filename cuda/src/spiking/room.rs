@@ -51,7 +51,7 @@ pub fn bit_bytes(neurons: u32, streams: u32, tokens: u32) -> u64 {
 pub struct BitRoom;
 
 impl BitRoom {
-    /// The most modules of a launch: MOST_MODULES of spikes.cu.
+    /// The most modules of a launch: MOST_MODULES of modules.cu.
     pub const MODULES: u64 = 8;
     /// The first byte of bits.
     pub const FIRST: u64 = 16;

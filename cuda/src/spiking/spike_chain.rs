@@ -15,9 +15,9 @@ use capful_core::device::{Op, OperationError};
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Spike, Taps};
 
+use super::modules::{at_one_token, tokens_of};
 use super::spike::{Links, wide};
 use super::spike_taps::sums;
-use super::spikes::{at_one_token, tokens_of};
 use crate::OnCuda;
 use crate::device::Cuda;
 use crate::room::spiking::ChainRoom;

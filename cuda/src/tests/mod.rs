@@ -3,7 +3,7 @@
 
 mod attention;
 mod bench;
-mod column_sums;
+mod bias_sums;
 mod errors;
 mod fp8;
 mod fp8_step;
@@ -12,13 +12,13 @@ mod head;
 pub mod kernels;
 mod matrices;
 mod messages;
+mod modules;
 mod neurogen;
 mod operations;
 mod products;
 mod spike_chain;
-mod spikes;
 mod step;
-mod timed;
+mod timed_graph;
 mod token;
 mod tuning;
 

@@ -7,7 +7,7 @@ use capful_core::memory::{Dtype, Region, Role};
 
 use super::cpu::{Cpu, CpuProfile};
 use super::cuda::{self, Cuda, CudaProfile, Products};
-use super::{Allocation, DeviceError, Others, Storage};
+use super::{Allocation, Collectives, DeviceError, Storage};
 use crate::ranks::SharedPeers;
 use capful_device::Reference;
 
@@ -111,7 +111,7 @@ impl AnyDevice {
         match profile {
             AnyProfile::Cpu(profile) => Ok(AnyDevice::Cpu(Cpu::start(profile, Allocation::new(bytes)?, scratch)?)),
             AnyProfile::Reference(_) => {
-                Ok(AnyDevice::Reference(Reference { memory: Allocation::new(bytes)?, others: Others::default() }))
+                Ok(AnyDevice::Reference(Reference { memory: Allocation::new(bytes)?, others: Collectives::default() }))
             }
             AnyProfile::Cuda { gpu, profile } => {
                 let room = cuda::Room { arena: bytes, scratch, staging };
@@ -294,7 +294,7 @@ impl AnyDevice {
     }
 
     /// The connection to other ranks from main memory.
-    fn others(&mut self) -> Option<&mut Others> {
+    fn others(&mut self) -> Option<&mut Collectives> {
         match self {
             AnyDevice::Cpu(device) => Some(&mut device.others),
             AnyDevice::Reference(device) => Some(&mut device.others),
@@ -304,7 +304,7 @@ impl AnyDevice {
 
     /// The reason why an operation failed, in one line.
     pub fn explain(&mut self, error: OperationError) -> DeviceError {
-        if let Some(failure) = self.others().and_then(Others::take_failure) {
+        if let Some(failure) = self.others().and_then(Collectives::take_failure) {
             return failure;
         }
         match self.gpu().and_then(|gpu| gpu.take_failure()) {

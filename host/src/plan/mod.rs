@@ -4,6 +4,7 @@
 //! cannot differ from the run.
 
 mod advice;
+mod auto;
 mod batch;
 mod cgroup;
 mod chunk;
@@ -25,7 +26,6 @@ mod profile;
 mod program;
 pub mod recompute;
 mod scale;
-mod settle;
 #[cfg(feature = "neurogen")]
 mod smaller;
 mod staging;
@@ -34,6 +34,7 @@ mod sweep;
 pub mod tiers;
 mod timeline;
 
+pub use auto::Settled;
 pub use decoding::Decoding;
 pub use estimates::{Estimates, Generation};
 pub use gpu::Gpu;
@@ -43,7 +44,6 @@ pub use outside::{LOADER_SLOTS, Outside};
 pub use profile::profile;
 pub use program::{Constants, EvaluationPlaces, Places, Programs, Sequence};
 pub use scale::Scale;
-pub use settle::Settled;
 pub use staging::staging;
 pub use sweep::Row;
 pub use timeline::OverLinks;

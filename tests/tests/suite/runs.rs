@@ -255,7 +255,7 @@ fn bench_doctor_and_completions() {
     {
         assert!(host(dir, &format!("{command} --help")).ok().out.contains("Usage"), "{command}");
     }
-    assert_eq!(host(dir, "--version").ok().out.trim_end(), "host 0.1.0");
+    assert_eq!(host(dir, "--version").ok().out.trim_end(), concat!("host ", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]

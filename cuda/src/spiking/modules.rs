@@ -1,15 +1,15 @@
-//! Spiking modules of one stream, token after token, in one launch, which `spikes.cu` describes. A pass over a
+//! Spiking modules of one stream, token after token, in one launch, which `modules.cu` describes. A pass over a
 //! program's operations finds such modules.
 
 use capful_core::device::{Op, OperationError};
 use capful_core::ops::Spike;
 
 use super::spike::countable;
-use crate::arguments::SpikesArgs;
+use crate::arguments::ModulesArgs;
 use crate::device::Cuda;
 use crate::room::spiking::BitRoom;
 
-// The same constants as in spikes.cu.
+// The same constants as in modules.cu.
 const MOST_MODULES: usize = 8;
 const WARPS: u32 = 20;
 const THREADS: u32 = 32 * WARPS;
@@ -135,15 +135,15 @@ impl Cuda {
             bits += bytes;
         }
         let Some((&first, o)) = all.first().zip(modules.at_first.first()) else { return Ok(0) };
-        let kernel = format!("spikes_{}", o.signals.dtype.name());
+        let kernel = format!("modules_{}", o.signals.dtype.name());
         let arrivals = self.scratch_at(0, 4)?;
         self.fill(arrivals, 0, 1)?;
         let (count, tokens) = (all.len() as u32, modules.tokens);
         let (bits_room, fired_room) = (modules.bits, modules.fired);
         let mut arguments =
-            SpikesArgs { module: [first; MOST_MODULES], arrivals, modules: count, tokens, bits_room, fired_room };
+            ModulesArgs { module: [first; MOST_MODULES], arrivals, modules: count, tokens, bits_room, fired_room };
         arguments.module[..all.len()].copy_from_slice(&all);
-        self.launch_together("spikes", &kernel, THREADS, modules.shared as u32, &arguments)?;
+        self.launch_together("modules", &kernel, THREADS, modules.shared as u32, &arguments)?;
         Ok(modules.count())
     }
 }

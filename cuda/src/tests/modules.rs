@@ -10,7 +10,7 @@ use capful_core::random::Random;
 
 use super::bench::Bench;
 use crate::Precision;
-use crate::spiking::spikes::Modules;
+use crate::spiking::modules::Modules;
 use capful_witness::Lay;
 
 const ROWS: u32 = 61;

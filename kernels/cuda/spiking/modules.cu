@@ -20,7 +20,7 @@ constexpr u32 MOST_MODULES = 8, WARPS = 20, THREADS = 32 * WARPS;
 // neurons: chosen so that whole vectors of them lie in different banks.
 constexpr u32 NEURONS = 16, SYNAPSES = 32, QUAD = 4, APART = 36;
 
-struct SpikesArgs {
+struct ModulesArgs {
     SpikeArgs module[MOST_MODULES];  // at the first token. block: neurons of a thread block, in whole groups and bytes of
                                      // bits. bits: [2, words of 32 neurons], of an even token's and an odd one's
     u32* arrivals;                   // 0 before
@@ -34,7 +34,7 @@ struct Products {
     alignas(16) float of[NEURONS][APART];
     alignas(8) unsigned char kinds[NEURONS][SYNAPSES / QUAD];
 };
-static_assert(sizeof(Products) == 16 * (4 * 36 + 8), "as spikes.rs makes room for them");
+static_assert(sizeof(Products) == 16 * (4 * 36 + 8), "as modules.rs makes room for them");
 
 // The inputs of synapses in shared memory: signals in the order of sources, and a bit for each neuron that fired.
 template <class T>
@@ -67,7 +67,7 @@ struct Now {
 // Packs the spikes of this block's neurons before the first token into bits: one warp for each module, one lane for
 // each byte.
 template <class T>
-__device__ inline void pack(const SpikesArgs& a) {
+__device__ inline void pack(const ModulesArgs& a) {
     for (u32 m = threadIdx.x / 32; m < a.modules; m += WARPS) {
         Now<T> now(a.module[m], 0);
         for (u32 first = now.begin + threadIdx.x % 32 * 8; first < now.end; first += 32 * 8) {
@@ -269,7 +269,7 @@ __device__ inline void pool_outputs(const SpikeArgs& a, const Now<T>& now, const
 }
 
 template <class T>
-__device__ void spikes(const SpikesArgs& a) {
+__device__ void modules(const ModulesArgs& a) {
     LAUNCH_SHARED(pool, 80 << 10);
     Products& own = ((Products*)pool)[threadIdx.x / 32];
     u32* bits = (u32*)((Products*)pool + WARPS);
@@ -307,5 +307,5 @@ __device__ void spikes(const SpikesArgs& a) {
     }
 }
 
-EXPORT_MANY(spikes_f32, SpikesArgs, THREADS, 1, spikes<float>)
-EXPORT_MANY(spikes_bf16, SpikesArgs, THREADS, 1, spikes<bf16>)
+EXPORT_MANY(modules_f32, ModulesArgs, THREADS, 1, modules<float>)
+EXPORT_MANY(modules_bf16, ModulesArgs, THREADS, 1, modules<bf16>)

@@ -10,7 +10,7 @@ use capful_core::random::Random;
 
 use super::bench::{open, replay, share};
 use crate::Cuda;
-use crate::product::column_sums::{copied_before, made_before, made_by};
+use crate::product::bias_sums::{copied_before, made_before, made_by};
 use capful_witness::lay::{decode, encode};
 
 /// A change to a device before its program runs.
