@@ -1,23 +1,23 @@
-//! What kernels take, as the host declares it: of every struct `…Args` in the kernels' sources, and of those that are fields
-//! of one, a struct of Rust that `repr(C)` lays out as C++ does, with the same names in the same order. What is not
-//! understood is refused, so both sides cannot differ.
+//! The kernels' arguments as Rust declarations for the host: for every struct `…Args` in the kernels' sources, and for
+//! the structs that are fields of one, a Rust struct that `repr(C)` lays out as C++ does, with the same field names in
+//! the same order. Syntax that this parser does not know is refused, so the two sides cannot differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Structs that are fields of arguments and not called so; in Rust they are.
+/// Structs that are fields of arguments and not named `…Args`; in Rust their names have that ending.
 const FIELDS: [&str; 3] = ["Heads", "Pattern", "Order"];
 
 /// A struct or union of a source.
 struct Struct {
     union: bool,
-    /// Bytes that it begins at a multiple of, where that is said.
+    /// The alignment in bytes, if the source specifies one.
     alignment: Option<u32>,
-    /// Names and types, as Rust has them.
+    /// Names and types in Rust.
     fields: Vec<(String, String)>,
 }
 
-/// The name of a struct in Rust; none of what is no argument.
+/// The name of a struct in Rust; `None` for structs that are no arguments.
 fn name_of(name: &str) -> Option<String> {
     match name {
         _ if name.ends_with("Args") => Some(name.to_owned()),
@@ -25,7 +25,7 @@ fn name_of(name: &str) -> Option<String> {
     }
 }
 
-/// The code of a macro `arguments!` that declares all structs of these sources.
+/// The code of a macro `arguments!` that declares all argument structs of these sources.
 pub fn declare<'a>(sources: impl IntoIterator<Item = &'a str>) -> Result<String, String> {
     let (mut structs, mut lengths, mut taken) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     for text in sources {
@@ -55,7 +55,7 @@ pub fn declare<'a>(sources: impl IntoIterator<Item = &'a str>) -> Result<String,
     ))
 }
 
-/// The constants of a source that are whole numbers. One that is another number in another source is none.
+/// The integer constants of a source. A name with different values in different sources counts as unknown.
 fn constants(text: &str, lengths: &mut BTreeMap<String, Option<u32>>) {
     for line in text.lines().filter_map(|line| line.strip_prefix("constexpr u32 ")) {
         for (name, value) in line.split(&[',', ';']).filter_map(|part| part.trim().split_once(" = ")) {
@@ -66,7 +66,7 @@ fn constants(text: &str, lengths: &mut BTreeMap<String, Option<u32>>) {
     }
 }
 
-/// What the kernel takes that a line exports. In the macros that export it is called `Args`.
+/// The argument type of the kernel that a line exports. The macros that export kernels call it `Args`.
 fn exported(line: &str) -> Option<Result<String, String>> {
     let (kind, arguments) = line.trim_start().split_once('(')?;
     let name = arguments.split(',').nth(1).unwrap_or_default().trim();
@@ -76,14 +76,14 @@ fn exported(line: &str) -> Option<Result<String, String>> {
     Some(name_of(name).ok_or_else(|| format!("what a kernel takes is called …Args, not {name}")))
 }
 
-/// Whether a line begins a union, and the name, of one that the host declares.
+/// If a line begins a struct or union that the host declares: whether it is a union, and its name.
 fn opened(line: &str) -> Option<(bool, &str)> {
     let union = line.starts_with("union ");
     let name = line.strip_prefix("struct ").or(line.strip_prefix("union "))?.strip_suffix(" {")?;
     name_of(name).map(|_| (union, name))
 }
 
-/// The fields of a struct, and where it ends.
+/// Reads the fields of a struct up to its end.
 fn fields<'a>(name: &str, lines: &mut impl Iterator<Item = &'a str>) -> Result<Struct, String> {
     let mut found = Struct { union: false, alignment: None, fields: Vec::new() };
     let mut depth = 1u32;
@@ -100,7 +100,7 @@ fn fields<'a>(name: &str, lines: &mut impl Iterator<Item = &'a str>) -> Result<S
         if depth == 0 {
             return Ok(found);
         }
-        // Methods and their bodies, and what is no field.
+        // Methods and their bodies, and other lines without a field.
         if !outside || line.is_empty() || line.starts_with("static ") || line.starts_with("__device__ ") {
             continue;
         }
@@ -121,7 +121,7 @@ fn fields<'a>(name: &str, lines: &mut impl Iterator<Item = &'a str>) -> Result<S
 fn declared(field: &str) -> Option<Vec<(String, String)>> {
     let word = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     let (kind, names) = match field.rsplit_once("* ") {
-        // An address. Of several names only the first would be one.
+        // A pointer. With several names only the first one would be a pointer.
         Some((_, name)) if !name.contains(',') => ("u64", name),
         Some(_) => return None,
         None => field.split_once(' ')?,
@@ -139,7 +139,7 @@ fn declared(field: &str) -> Option<Vec<(String, String)>> {
 }
 
 impl Struct {
-    /// Writes it as Rust, with the lengths of arrays in numbers.
+    /// Writes it as Rust, with the lengths of arrays as numbers.
     fn write(
         &self,
         name: &str,
@@ -213,7 +213,7 @@ mod tests {
         assert!(declare(["struct OneArgs {\n    u32 a;\n};\n"; 2]).is_err());
         assert!(declare(["EXPORT(one, Other, 256, one)\n"]).is_err());
         assert!(declare(["EXPORT(one, OneArgs, 256, one)\n"]).is_err());
-        // The same name for two numbers says nothing.
+        // A name with two values has no value.
         let long = "constexpr u32 MOST = 3;\nstruct OneArgs {\n    u32 a[MOST];\n};\n";
         assert!(declare([long]).is_ok());
         assert!(declare([long, "constexpr u32 MOST = 4;\n"]).is_err());

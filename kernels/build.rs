@@ -1,5 +1,5 @@
-//! Compiles every `cuda/*/*.cu` through nvcc into one fat binary each, and the stand-in driver through g++: what is not made
-//! of the same as before. Declares the arguments of kernels for the host, with and without nvcc.
+//! Compiles every `cuda/*/*.cu` through nvcc into one fat binary each, and the stand-in driver through g++, unless
+//! their inputs are unchanged. Declares the arguments of kernels for the host, with and without nvcc.
 
 mod arguments;
 
@@ -10,18 +10,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// The one-line way to an nvcc without a CUDA toolkit.
+/// The command that installs nvcc without a CUDA toolkit.
 const PIP: &str = "python3 -m pip install --no-deps --target .cuda-toolchain nvidia-cuda-nvcc==13.0.88 \
                    nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96 \
                    nvidia-cuda-cccl==13.0.85";
 
-/// Machine code for these; PTX for GPUs between them, and for 10.x and 12.x, which the driver compiles for.
+/// Targets with machine code; PTX for GPUs between them, and for 10.x and 12.x, for which the driver compiles.
 const TARGETS: &str = "75 80 86 89 90a ptx75 ptx100 ptx120";
 
-/// Options that nvcc takes from the environment.
+/// Environment variable with additional options of nvcc.
 const NVCC_FLAGS: &str = "NVCC_APPEND_FLAGS";
 
-/// Clippy runs nothing, so it gets empty kernels: they take minutes, and its builds share nothing with others.
+/// Clippy runs nothing, so it gets empty kernels: compiling takes minutes, and clippy shares no outputs with other
+/// builds.
 const LINTER: &str = "RUSTC_WORKSPACE_WRAPPER";
 
 fn main() {
@@ -81,7 +82,7 @@ fn build() -> Result<(), String> {
         let mut job = Command::new(env::var_os("CXX").unwrap_or_else(|| "g++".into()));
         job.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]);
         if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
-            // Shared memory is thread-local; elsewhere this way to it is the usual one.
+            // Shared memory is thread-local; this is the default model of access to it on other platforms.
             job.arg("-mtls-dialect=gnu2");
         }
         job.args([
@@ -129,7 +130,7 @@ fn stem(source: &Path) -> String {
     source.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The files of a folder and of those in it with this extension.
+/// The files with this extension in a folder and its subfolders.
 fn files(folder: impl AsRef<Path>, extension: &str) -> Result<Vec<PathBuf>, String> {
     let folder = folder.as_ref();
     let entries = std::fs::read_dir(folder).map_err(|e| format!("cannot read kernels/{}: {e}", folder.display()))?;
@@ -145,16 +146,16 @@ fn files(folder: impl AsRef<Path>, extension: &str) -> Result<Vec<PathBuf>, Stri
     Ok(found)
 }
 
-/// What makes a file of others.
+/// A command that makes a file.
 struct Job {
     command: Command,
-    /// Beside the file: a hash of what it was made of.
+    /// A file next to the output with a hash of the inputs.
     stamp: PathBuf,
     hash: String,
 }
 
 impl Job {
-    /// None where `made` was made of the same before.
+    /// `None` where `made` is up to date.
     fn of(command: Command, made: PathBuf, inputs: &[PathBuf]) -> Result<Option<Job>, String> {
         let mut hasher = DefaultHasher::new();
         format!("{command:?}").hash(&mut hasher);
@@ -173,7 +174,7 @@ impl Job {
 
     fn run(&mut self) -> Result<(), String> {
         let command = &mut self.command;
-        // Whatever stops this leaves no file that seems whole.
+        // Invalidated first, so that an interruption cannot leave a file that looks complete.
         std::fs::write(&self.stamp, "").map_err(|e| e.to_string())?;
         let output = command.output().map_err(|e| format!("cannot run {:?}: {e}", command.get_program()))?;
         if !output.status.success() {
@@ -196,7 +197,7 @@ fn find_nvcc() -> Result<PathBuf, String> {
     found.ok_or_else(|| format!("the feature `cuda` needs nvcc and none was found; in the repository's root: {PIP}"))
 }
 
-/// Runs the commands, as many at a time as cargo allows.
+/// Runs the commands, as many in parallel as cargo allows.
 fn run_all(jobs: Vec<Job>) -> Result<(), String> {
     let threads = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     let (queue, failed) = (Mutex::new(jobs.into_iter()), Mutex::new(None));

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Times two binaries of `host` with the same flags of `host bench`, in turns, and compares speed and start:
+# Times two binaries of `host` with the same flags of `host bench`, alternately, and compares speed and start-up:
 #   tests/compare_bench.sh OLD NEW TURNS FLAGS...
 #   tests/compare_bench.sh old/host target/release/host 5 --preset pythia-70m --device cuda --precision bf16 --batch-size 32
-# A line a turn, then the medians. A start is everything but the timed steps: reading, drawing weights, tuning.
+# One line for each turn, then the medians. Start-up is everything but the timed steps: reading, initialising, tuning.
 set -euo pipefail
 [ $# -ge 4 ] || { sed -n 2,5p "$0"; exit 2; }
 exec python3 - "$@" <<'PYTHON'

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs an old binary and a new one over the cases of tests/src/digests.rs and compares every tensor by name, losses, plans,
-# logits and samples, on devices whose bits depend on the machine or the compiler:
+# Runs an old binary and a new one over the cases of tests/src/digests.rs and compares every tensor by name, losses,
+# plans, logits and samples, on devices whose bits depend on the machine or the compiler:
 #   tests/digests.sh OLD NEW [DEVICES [CASES]]
-# DEVICES, separated by commas, are cpu and, of binaries with the feature cuda, cuda with what else it takes; without
-# them cpu alone. The GPU is the stand-in unless CAPFUL_GPU=1; there all cases take minutes a precision. CASES is what a
-# case's name must contain.
+# DEVICES, separated by commas, are cpu and, for binaries with the feature cuda, cuda with further flags; the default is
+# cpu. The GPU is the stand-in unless CAPFUL_GPU=1. With cuda, all cases take minutes for each precision. CASES is a part
+# of the names of the cases to run.
 #   tests/digests.sh old/host target/release/host "cpu,cuda,cuda --precision bf16,cuda --precision fp8"
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n 2,8p "$0"; exit 2; }

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# What takes longer than the tests: by part, or all parts without an argument. Results are kept in docs/long-tests.md.
+# Checks that take longer than the tests: by part, or all parts without an argument. Results are in docs/long-tests.md.
 #   seeds    the default run over three seeds: validation loss at most 1.05 times the floor, in 90 s of training
-#   natural  bytes of a natural text (the prose of the Rust documentation beside the toolchain): under the trigram
-#   peers    speed beside PyTorch (needs torch: tests/peers/README.md)
-#   parity   20 steps beside PyTorch at full size (needs torch)
+#   natural  bytes of a natural text (the prose of the Rust documentation in the toolchain): loss below the trigram's
+#   peers    speed compared with PyTorch (needs torch: tests/peers/README.md)
+#   parity   20 steps compared with PyTorch at full size (needs torch)
 #   export   exports in transformers and llama.cpp: logits, greedy tokens, ids (needs tests/peers/requirements-export.txt)
 #   harness  an export under lm-evaluation-harness, on a task made here (the same)
-#   tokenizers  ids and texts of every kind of tokenizer.json beside Python's library (tests/peers/environment.sh)
+#   tokenizers  ids and texts of every kind of tokenizer.json against Python's library (tests/peers/environment.sh)
 #   nccl     two ranks on two GPUs: bits, repeatability, torchrun, a rank that is killed, throughput beside one, bytes over
 #            NVLink (needs two GPUs and NCCL)
-#   scaling  its throughput alone
+#   scaling  only the throughput of the previous part
 #   faults   every call that touches a file fails once and is the last one once, in encodings, a training, exports and an import
-#   targets  the core for thumb and aarch64, as far as they are installed
-# CAPFUL_HOST names a binary that is built already, on a machine without cargo.
+#   targets  the core for thumb and aarch64, if these are installed
+# CAPFUL_HOST names an existing binary, for a machine without cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -58,7 +58,7 @@ assert r["val_loss"] < r["baselines"]["trigram"]'
 
 peers() { "$python" tests/peers/compare.py --host "$host"; }
 
-# Starts so many ranks of a run, as torchrun would: their processes are in pids.
+# Starts this many ranks of a run, as torchrun would: their processes are in pids.
 start_ranks() {
   local count=$1 out=$2 rank
   shift 2
@@ -71,7 +71,7 @@ start_ranks() {
   done
 }
 
-# Runs them to their end.
+# Runs the ranks to their end.
 ranks() {
   local rank pid
   start_ranks "$@"
@@ -81,8 +81,8 @@ ranks() {
   done
 }
 
-# Of two ranks one gets a signal that it does not answer: the other ends with its line and status 1, at most 11 s after its
-# longest wait, and the run goes on.
+# One of two ranks gets a signal that stops it: the other ends with an error line and status 1, at most 11 s after its
+# longest wait, and the run can be resumed.
 lost() {
   local signal=$1 lost=$2 waits=$((1 - $2)) out=lost-$2 status=0 began took
   shift 2
@@ -107,7 +107,7 @@ lost() {
   cmp "$work/$out/checkpoint-00000006/model.safetensors" "$work/$out-whole/checkpoint-00000006/model.safetensors"
 }
 
-# Two ranks that torchrun starts: the run of before, which it did not start.
+# Two ranks started by torchrun: they repeat the earlier run, which was started without it.
 launched() {
   command -v torchrun >/dev/null || { echo "there is no torchrun: not checked"; return; }
   torchrun --nproc-per-node 2 --no-python "$host" train --device cuda --precision ${PRECISION:-bf16} --json \
@@ -116,12 +116,12 @@ launched() {
   echo "torchrun: the same bits"
 }
 
-# What the first GPU's links have sent, in KiB; nothing where the driver does not say.
+# The KiB that the first GPU's links have sent; empty where the driver does not report it.
 sent() {
   nvidia-smi nvlink -gt d -i 0 2>/dev/null | awk '/Tx/ { sum += $(NF - 1) } END { if (NR) print sum }'
 }
 
-# Bytes that rank 0 sends a step, by its GPU's own counters: of a long run, less those of a short one.
+# Bytes that rank 0 sends in a step, by its GPU's own counters: the difference of a long run and a short one.
 traffic() {
   local shape="--preset pythia-160m --seq-len 512 --batch-size 8 --accumulate 2 --eval-every 0 --tokenizer byte --vocab-size 260"
   [ -n "$(sent)" ] || { echo "the driver does not count bytes over NVLink: not checked"; return; }
@@ -138,7 +138,7 @@ before, between, after = map(int, sys.argv[2:])
 planned = json.load(open(sys.argv[1]))["stages"][-1]["sent_per_step"]
 counted = 1024 * (after - between - (between - before)) / 100
 print(f"rank 0 sends {planned} bytes a step by its plan, {counted:.0f} by its GPU's counters")
-# NCCL sends flags beside what short messages hold.
+# NCCL sends flags in addition to the content of short messages.
 assert 0 <= counted / planned - 1 < 0.01
 PY
 }
@@ -158,7 +158,7 @@ nccl() {
     done
     echo "$a and $b: the same bits"
   done
-  # Without evaluations, at which ranks speak over TCP as well.
+  # Without evaluations, during which ranks also communicate over TCP.
   local endless="${small/--steps 20 /} --exact-ranks --eval-every 0 --log-every 1"
   lost KILL 1 $endless
   lost STOP 0 $endless
@@ -167,7 +167,7 @@ nccl() {
   scaling
 }
 
-# Tokens a second of two ranks beside one, a micro-batch a rank.
+# Tokens per second of two ranks compared with one, with one micro-batch for each rank.
 scaling() {
   local preset shape
   for preset in ${PRESETS:-yxanul-197m:2048:32:200005 pythia-160m:2048:16:50304}; do
@@ -189,7 +189,7 @@ PY
 
 parity() { cargo test --release -q -p capful-tests --test suite pythia::; }
 
-# A run with the byte tokenizer; both of its exports.
+# A run with the byte tokenizer, and both of its exports.
 exported() {
   local name=$1; shift
   "$host" train --steps 60 --threads 2 --tokenizer byte --eval-tokens 2000 --out "$work/$name" --json "$@" >/dev/null

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Profiles steps on a GPU and says how far the operations' sum is from the step that is not profiled:
+# Profiles steps on a GPU and prints the difference between the operations' sum and an unprofiled step:
 #   tests/profile.sh target/release/host [OUT]
-# Traces and JSON are kept in OUT (./profiles if not given). Ends with 1 where a sum is off by more than 3 %.
+# Traces and JSON are stored in OUT (default ./profiles). Exits with 1 where a sum is off by more than 3 %.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,4p "$0"; exit 2; }
 host=$(realpath "$1") out=${2:-profiles}

@@ -1,6 +1,7 @@
-// What compute-sanitizer's racecheck says of words in shared memory that are handed over with barriers, in the ways that
-// kernels/cuda does it, and nothing else. All four are free of races: a stage is written behind the arrival of all who read
-// it, and read behind the arrival of who wrote it. A report here is the tool's, and the same report there may be.
+// Reports of compute-sanitizer's racecheck about words in shared memory that are passed with barriers, in the ways used
+// in kernels/cuda, in isolation. All four ways are free of races: a stage is written after the arrival of all its
+// readers, and read after the arrival of its writers. A report here is a false positive, and the same report there may
+// be one.
 //   nvcc -arch=sm_90a -lineinfo -o racecheck tests/racecheck.cu && compute-sanitizer --tool racecheck ./racecheck N
 #include <cstdio>
 #include <cstdlib>
@@ -17,8 +18,8 @@ __device__ float read(const float* stage) {
     return sum;
 }
 
-// Numbered barriers: a stage's 128 words come by copies of 128 threads, and two groups of 128 read them. With OWN each group
-// waits at a barrier of its own before it arrives.
+// Numbered barriers: copies of 128 threads bring a stage's 128 words, and two groups of 128 read them. With OWN each
+// group waits at a barrier of its own before it arrives.
 template <bool OWN>
 __global__ void numbered(const float* from, float* to) {
     __shared__ float stages[STAGES * WIDE];
@@ -47,7 +48,7 @@ __global__ void numbered(const float* from, float* to) {
     to[threadIdx.x] = sum;
 }
 
-// Barriers that count arrivals: a warp writes, eight warps read, and each arrives by one lane behind __syncwarp.
+// Barriers that count arrivals: one warp writes, eight warps read, and one lane of each arrives after __syncwarp.
 template <int LAST>
 __global__ void counted(const float* from, float* to) {
     __shared__ float stages[STAGES * WIDE];
@@ -93,7 +94,7 @@ int main(int count, char** words) {
     switch (count > 1 ? atoi(words[1]) : 0) {
         case 1: numbered<false><<<1, READERS + WIDE>>>(from, to); break;
         case 2: numbered<true><<<1, READERS + WIDE>>>(from, to); break;
-        case 3: counted<STAGES><<<1, READERS + 32>>>(from, to); break;  // no stage is used again
+        case 3: counted<STAGES><<<1, READERS + 32>>>(from, to); break;  // no stage is reused
         case 4: counted<TILES><<<1, READERS + 32>>>(from, to); break;
         default: puts("racecheck N: 1 numbered barriers, 2 and one of the readers' own, 3 counted arrivals, each stage once, 4 again"); return 2;
     }

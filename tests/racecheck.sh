@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs the tests of the GPU's operations under compute-sanitizer, one after the other, each within a time limit, and
-# prints a table of what it found. Only cases whose operands are small are run, once: a large one takes hours there.
+# prints a table of the findings. Only cases with small operands run, once: a large one takes hours there.
 #   tests/racecheck.sh LIBTEST [NAME...]
 # LIBTEST is the library's test binary of a build with the feature cuda, on a machine with a GPU:
-#   cargo test -p capful-host --features cuda --lib --no-run
-# NAMEs are parts of tests' names; without them all are run. What may be set, with what it is otherwise:
+#   cargo test -p capful-cuda --features cuda --lib --no-run
+# NAMEs are parts of tests' names; without them all tests run. Variables with their defaults:
 #   TOOL=racecheck      the sanitizer's tool: memcheck, racecheck, initcheck, synccheck
 #   LIMIT=300           seconds that a test may take
 #   SANITIZER=compute-sanitizer
@@ -16,7 +16,7 @@ names=("$@")
 tool=${TOOL:-racecheck} limit=${LIMIT:-300} sanitizer=${SANITIZER:-compute-sanitizer}
 command -v "$sanitizer" >/dev/null || { echo "racecheck: $sanitizer is not there; install CUDA 13's" >&2; exit 2; }
 
-# Rows of logits that no block's registers hold, modules whose spikes are packed, tiles of warpgroups, wide heads.
+# Logits with rows too long for a block's registers, modules with packed spikes, tiles of warpgroups, wide heads.
 most() {
     case ${1##*::} in
         *long_rows* | *spikes_are* | *warpgroups_multiply* | *turned_as_they* | *folded_head*) echo 2097152 ;;
@@ -37,7 +37,7 @@ log=$(mktemp); trap 'rm -f "$log"' EXIT
 failed=0
 printf '| test | seconds | %s |\n| --- | --- | --- |\n' "$tool"
 for test in $("$libtest" --list --format terse | sed -n 's/: test$//p' |
-    grep -E '^device::cuda::tests::(attention|column_sums|head|operations|products|neurogen|fp8|witness)::'); do
+    grep -E '^tests::(attention|bias_sums|head|operations|products|neurogen|fp8|witness)::'); do
     wanted "$test" || continue
     began=$SECONDS
     CAPFUL_TEST_MOST=${CAPFUL_TEST_MOST:-$(most "$test")} timeout -k 10 "$limit" \
@@ -56,6 +56,6 @@ for test in $("$libtest" --list --format terse | sed -n 's/: test$//p' |
             fi
             ;;
     esac
-    printf '| %s | %s | %s |\n' "${test#device::cuda::tests::}" $((SECONDS - began)) "${found:-nothing said}"
+    printf '| %s | %s | %s |\n' "${test#tests::}" $((SECONDS - began)) "${found:-nothing said}"
 done
 exit $failed

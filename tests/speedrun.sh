@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A rung of docs/speedrun.md: trains quick-70m on a text and prints a line a run. On one GPU:
+# A rung of docs/speedrun.md: trains quick-70m on a text and prints one line for each run. On one GPU:
 #   bash tests/speedrun.sh HOST TRAIN.jsonl VALIDATION.jsonl "STEPS ..." "SEEDS ..." [flags of host train]
 set -euo pipefail
 host=$(realpath "$1") train=$(realpath "$2") validation=$(realpath "$3") steps=$4 seeds=$5
@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 now() { date +%s.%N; }
 since() { python3 -c "print(f'{$(now) - $1:.1f}')"; }
-# Seconds of the steps of a run: what it says at its end has the last evaluation and the saves in it.
+# Seconds of the steps of a run: the time that it reports at its end includes the last evaluation and the saves.
 training() {
   python3 - "$1/metrics.jsonl" <<'PYTHON'
 import json, sys

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What a thread is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
-    /// Anything that is not named below: steps, evaluations, samples.
+    /// Anything that is not listed below: steps, evaluations, samples.
     Step,
     /// Writing a checkpoint.
     Save,
@@ -26,7 +26,8 @@ pub struct Counting;
 thread_local! {
     // Constant and without a destructor: using it never allocates.
     static ACTIVITY: Cell<usize> = const { Cell::new(Activity::Step as usize) };
-    /// What this thread has allocated at [`Activity::Step`], where every thread begins: calls and bytes.
+    /// Calls and bytes that this thread has allocated at [`Activity::Step`], the activity that every thread begins
+    /// with.
     static IN_STEPS: Cell<[u64; 2]> = const { Cell::new([0; 2]) };
 }
 
@@ -34,7 +35,7 @@ static COUNTS: [AtomicU64; ACTIVITIES] = [const { AtomicU64::new(0) }; ACTIVITIE
 static BYTES: [AtomicU64; ACTIVITIES] = [const { AtomicU64::new(0) }; ACTIVITIES];
 
 fn record(bytes: usize) {
-    // A thread that is ending has lost its cell; it is no longer in a step.
+    // A thread that is ending has lost its cell; that thread is no longer in a step.
     let activity = ACTIVITY.try_with(Cell::get).unwrap_or(Activity::Report as usize);
     COUNTS[activity].fetch_add(1, Ordering::Relaxed);
     BYTES[activity].fetch_add(bytes as u64, Ordering::Relaxed);
@@ -73,25 +74,25 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Allocations and bytes so far.
+/// Number of allocations and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
     /// Calls of the allocator.
     pub allocations: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: u64,
 }
 
-/// What threads allocated while they were at `activity`.
+/// What threads have allocated during `activity`.
 pub fn count(activity: Activity) -> Count {
     let at = activity as usize;
     Count { allocations: COUNTS[at].load(Ordering::Relaxed), bytes: BYTES[at].load(Ordering::Relaxed) }
 }
 
-/// What was allocated since `before`.
+/// What threads have allocated during `activity` since `before`.
 pub fn since(activity: Activity, before: Count) -> Count {
     let now = count(activity);
-    // A thread that was starting then may have moved what it had allocated.
+    // A thread that was starting at `before` may since have moved its allocations to another activity.
     Count {
         allocations: now.allocations.saturating_sub(before.allocations),
         bytes: now.bytes.saturating_sub(before.bytes),
@@ -106,8 +107,8 @@ pub fn during<T>(activity: Activity, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs all of this thread's `work` at `activity`, which its start belongs to as well: the system's library allocates there,
-/// before the thread can say what it is for.
+/// Runs all of this thread's `work` at `activity`, including its start: the system's library allocates there, before
+/// the thread can set its activity.
 pub fn of_thread<T>(activity: Activity, work: impl FnOnce() -> T) -> T {
     let (from, to) = (Activity::Step as usize, activity as usize);
     for (counters, own) in [&COUNTS, &BYTES].into_iter().zip(IN_STEPS.take()) {

@@ -1,4 +1,4 @@
-//! Turns a panic into an error: of a library that was given damaged data, of a thread that others rely on.
+//! Turns a panic into an error: in a library that reads damaged data, or in a thread that other threads rely on.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -9,13 +9,13 @@ thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `f`; if it panics, gives the panic's message and prints nothing. What `f` was working on is then to be
-/// dropped.
+/// Calls `f`; if `f` panics, returns the panic's message and prints nothing. The caller must then drop what `f` was
+/// working on.
 pub fn contain<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let usual = panic::take_hook();
-        // Panics elsewhere are printed as ever.
+        // Panics outside `contain` are printed as usual.
         panic::set_hook(Box::new(move |info| {
             if !CONTAINED.get() {
                 usual(info);

@@ -1,6 +1,7 @@
 //! Digests of files: XXH3-64, and lists of them as `xxhsum --check` reads them.
 //!
-//! They find what a disk, a copy or a hand has changed. They are no protection against somebody who changes the list too.
+//! Digests detect changes by a disk, a copy or a person. They do not protect against somebody who also changes the
+//! list.
 
 use std::fmt;
 use std::fs::File;
@@ -13,12 +14,12 @@ use twox_hash::xxhash3_64::Hasher;
 
 use crate::regular;
 
-/// Bytes read at once where a file is read for its digest alone.
+/// Bytes read at once when a file is read only for its digest.
 pub const PIECE: usize = 1 << 20;
-/// The longest list that is believed.
+/// The longest list that is read.
 const LONGEST: u64 = 1 << 20;
 
-/// Adds up the digest of what is written to it.
+/// Computes the digest of the bytes written to it.
 #[derive(Clone, Default)]
 pub struct Digest(Hasher);
 
@@ -28,7 +29,7 @@ impl Digest {
         self.0.write(bytes);
     }
 
-    /// The digest of all that was added.
+    /// The digest of all bytes added.
     pub fn value(&self) -> u64 {
         self.0.finish()
     }
@@ -47,10 +48,10 @@ pub fn of(bytes: &[u8]) -> u64 {
     digest.value()
 }
 
-/// The digest of what `value` is in JSON, in hexadecimal digits.
+/// The digest of `value` as JSON, in hexadecimal digits.
 ///
 /// # Errors
-/// A value that JSON cannot say.
+/// A value that JSON cannot represent.
 pub fn of_json(value: &impl Serialize) -> serde_json::Result<String> {
     serde_json::to_vec(value).map(|bytes| format!("{:016x}", of(&bytes)))
 }
@@ -63,7 +64,7 @@ pub fn of_file(path: &Path, piece: &mut [u8]) -> io::Result<u64> {
     of_rest(&regular::open(path)?, piece)
 }
 
-/// The digest of what an open file has from its place on, read through `piece`.
+/// The digest of an open file from its current position on, read through `piece`.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -82,12 +83,12 @@ pub fn of_rest(mut file: &File, piece: &mut [u8]) -> io::Result<u64> {
 /// Why files are not what their list says.
 #[derive(Debug, thiserror::Error)]
 pub enum DigestError {
-    /// The file system refused.
+    /// An error of the file system.
     #[error("{path}: {source}", path = path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
     /// The list does not parse.
@@ -106,7 +107,7 @@ pub enum DigestError {
         /// The list's name.
         list: String,
     },
-    /// A file is not the one that was written.
+    /// A file differs from the one that was written.
     #[error("{path} is damaged: its content is not what was written, by its digest in {list}", path = .path.display())]
     Differs {
         /// The file.
@@ -126,7 +127,7 @@ impl Digests {
         self.0.push((name.to_owned(), digest));
     }
 
-    /// Reads a list; nothing where it is empty or not there, as earlier versions left it.
+    /// Reads a list; `None` if the list is empty or missing, as earlier versions left it.
     ///
     /// # Errors
     /// A list that cannot be read or does not parse.
@@ -146,15 +147,15 @@ impl Digests {
         lines.collect::<Result<Vec<_>, _>>().map(|files| Some(Digests(files)))
     }
 
-    /// The names of its files.
+    /// The names of the files in the list.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(name, _)| name.as_str())
     }
 
-    /// Compares the files of `dir` of which `wanted` says so with this list, which lies there under the name `list`.
+    /// Compares the files of `dir` that `wanted` selects with this list, whose file in `dir` is named `list`.
     ///
     /// # Errors
-    /// The first that cannot be read or differs.
+    /// The first file that cannot be read or differs.
     pub fn check(&self, dir: &Path, list: &str, wanted: impl Fn(&str) -> bool) -> Result<(), DigestError> {
         let mut piece = Vec::new();
         for (name, digest) in self.0.iter().filter(|(name, _)| wanted(name)) {
@@ -180,12 +181,12 @@ impl fmt::Display for Digests {
     }
 }
 
-/// A name and its digest, of a line with its end. Only what [`Digests`] itself writes is one, so that no changed bit of a
-/// list is passed over.
+/// The name and digest of a line, which includes its end. Only a line as [`Digests`] itself writes it is accepted, so
+/// that no changed bit of a list is overlooked.
 fn line_of(line: &[u8]) -> Option<(String, u64)> {
     let text = std::str::from_utf8(line).ok()?;
     let (name, digits) = text.strip_prefix("XXH3 (")?.strip_suffix('\n')?.rsplit_once(") = ")?;
-    // A name in a file is not believed to be a plain one.
+    // A name in a list may have been changed: only plain file names are accepted.
     let plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
     let digest = u64::from_str_radix(digits, 16).ok()?;
     (plain && format!("{digest:016x}") == digits).then(|| (name.to_owned(), digest))
@@ -235,7 +236,7 @@ mod tests {
                 bad[bit / 8] ^= 1 << (bit % 8);
                 fs::write(at(name), bad).unwrap();
                 let refused = check().expect_err(name).to_string();
-                // Of a list it may be the name of a file.
+                // A changed bit may have made another file's name.
                 assert!(refused.contains(name) && refused.lines().count() == 1, "{name} {bit}: {refused}");
             }
             fs::write(at(name), good).unwrap();

@@ -1,27 +1,27 @@
-//! Files that are replaced whole, and what a disk without room says.
+//! Replaces files as a whole, and recognises a full disk.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Error, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Whether there was no room to write: a failure while working, and no wrong request.
+/// Whether the error means that there was no room to write: a failure during work, not a wrong request.
 pub fn is_full(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
 }
 
-/// The name that a file has while [`replace`] writes it.
+/// The name of a file while [`replace`] writes it.
 pub fn temporary(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(".tmp");
     name.into()
 }
 
-/// Writes `bytes` to the file at `path`. Whoever reads it finds what was there before or all of `bytes`, also after a
+/// Writes `bytes` to the file at `path`. A reader finds either the previous content or all of `bytes`, even after a
 /// crash.
 ///
 /// # Errors
-/// The file system; what was there before stays, and nothing else is left.
+/// An error of the file system; the previous content stays, and no other file is left.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = temporary(path);
     let write = || {
@@ -33,10 +33,10 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write().inspect_err(|_| drop(fs::remove_file(&temporary)))
 }
 
-/// Syncs the directory `dir`: the names in it are then on the disk.
+/// Syncs the directory `dir`: after that its file names are on the disk.
 ///
 /// # Errors
-/// The file system.
+/// An error of the file system.
 pub fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir).and_then(|dir| dir.sync_all())
 }

@@ -1,4 +1,4 @@
-//! A file that one process at a time has locked. The system releases the lock when the process dies, however it dies.
+//! A file that one process at a time locks. The system releases the lock when the process dies, however it dies.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Lock {
     path: PathBuf,
-    /// Locked while it is open; none where the file system has no locks.
+    /// Locked while it is open; `None` if the file system has no locks.
     file: Option<File>,
 }
 
 impl Lock {
-    /// Makes and locks the file at `path`; nothing where another process has locked it.
+    /// Creates and locks the file at `path`; `None` if another process has locked it.
     ///
     /// # Errors
-    /// The file system.
+    /// An error of the file system.
     pub fn take(path: &Path) -> io::Result<Option<Lock>> {
         loop {
             let file = File::create(path)?;
             let file = match file.try_lock() {
-                // Whoever had it may have removed it between the two.
+                // The previous owner may have removed the file between opening and locking.
                 Ok(()) if !is_at(&file, path) => continue,
                 Ok(()) => Some(file),
                 Err(TryLockError::WouldBlock) => return Ok(None),
@@ -40,13 +40,13 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Removed before it is unlocked, so that nobody else's file is removed.
+        // The file is removed before it is unlocked, so that another process' file is never removed.
         let _ = fs::remove_file(&self.path);
         self.file = None;
     }
 }
 
-/// Whether `file` is still what lies at `path`.
+/// Whether `file` is still the file at `path`.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;

@@ -1,14 +1,14 @@
-//! The name that the command was called by: it has two, because on many machines `host` asks DNS.
+//! The name under which the command was called: it has two, because on many machines `host` queries DNS.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// The name that it has unless it was called by the other one.
+/// The default name, and the other one.
 const HOST: &str = "host";
 const CAPFUL: &str = "capful";
 
-/// The name that this process was called by. A copy or a link of any other name calls itself `host`.
+/// The name under which this process was called. A copy or a link of any other name calls itself `host`.
 pub fn called() -> &'static str {
     of(std::env::args_os().next().as_deref())
 }
@@ -18,7 +18,7 @@ fn of(program: Option<&OsStr>) -> &'static str {
     if stem.is_some_and(|stem| stem == CAPFUL) { CAPFUL } else { HOST }
 }
 
-/// `text`, in which commands that it names in backquotes are called as this one was.
+/// `text`, with the name of this process in the commands that it quotes in backquotes.
 pub fn spelled(text: &str) -> Cow<'_, str> {
     spelled_as(called(), text)
 }

@@ -1,4 +1,4 @@
-//! Opens regular files only: a pipe or a device of a file's name would be waited for, perhaps for ever.
+//! Opens regular files only: opening a pipe or a device could wait forever.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -6,19 +6,19 @@ use std::path::Path;
 
 use crate::words::human_bytes;
 
-/// The most bytes of a file of settings: config.toml, config.json. What they are read into takes many times that.
+/// The most bytes of a settings file: config.toml, config.json. The parsed form takes many times that.
 pub const SETTINGS: u64 = 1 << 20;
-/// The most bytes of what says which tokens are special; of a few models it lists thousands.
+/// The most bytes of a file that lists special tokens; a few models list thousands.
 pub const MARKS: u64 = 16 << 20;
-/// The most bytes of what a run says of itself: a plan, where it stood, with a line for each file of its data.
+/// The most bytes of a run's own files: a plan, or a state with a line for each data file.
 pub const STATE: u64 = 64 << 20;
-/// The most bytes of a tokenizer.json. The largest that are used have 2^18 tokens and 35 MB.
+/// The most bytes of a tokenizer.json. The largest in use have 2^18 tokens and 35 MB.
 pub const TOKENIZER: u64 = 256 << 20;
 
-/// Refuses what is there and is no regular file.
+/// Refuses a path that exists and is no regular file.
 ///
 /// # Errors
-/// It is none, or cannot be looked at.
+/// A path that is no regular file, or that cannot be examined.
 pub fn require(path: &Path) -> io::Result<()> {
     if fs::metadata(path)?.is_file() {
         return Ok(());
@@ -26,10 +26,10 @@ pub fn require(path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
 }
 
-/// Opens a file to read it.
+/// Opens a file for reading.
 ///
 /// # Errors
-/// It is not there, no regular file or cannot be read.
+/// A path that does not exist, is no regular file or cannot be read.
 pub fn open(path: &Path) -> io::Result<File> {
     require(path)?;
     File::open(path)
@@ -38,7 +38,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Reads a whole file of at most `most` bytes.
 ///
 /// # Errors
-/// As [`open`]; it is longer.
+/// As [`open`]; a longer file.
 pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let length = file.metadata()?.len();
@@ -53,10 +53,10 @@ pub fn text_at_most(path: &Path, most: u64) -> io::Result<String> {
     text(read_at_most(path, most)?)
 }
 
-/// Reads all of `from`, of which there may be `most` bytes, as text.
+/// Reads all of `from`, at most `most` bytes, as text.
 ///
 /// # Errors
-/// There is more; bytes that are no UTF-8.
+/// More than `most` bytes; bytes that are no UTF-8.
 pub fn bounded_text(from: impl Read, most: u64) -> io::Result<String> {
     text(bounded(from, most)?)
 }
@@ -107,7 +107,7 @@ mod tests {
         fs::write(&path, "four").unwrap();
         assert_eq!(text_at_most(&path, 4).unwrap(), "four");
         assert!(text_at_most(&path, 3).unwrap_err().to_string().contains("than the 3 B"));
-        // What says no length, such as a pipe, is not read to its end either.
+        // A source without a length, such as a pipe, is not read to its end either.
         assert!(bounded_text(io::repeat(b'['), 1000).unwrap_err().to_string().contains("than the 1000 B"));
         assert_eq!(bounded_text(&b"text"[..], 4).unwrap(), "text");
         fs::write(&path, [0xff]).unwrap();

@@ -19,12 +19,12 @@ pub fn counted(number: u64, thing: &str) -> String {
     format!("{} {thing}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
-/// A number with its thousands apart.
+/// A number with its thousands separated.
 pub fn grouped(number: u64) -> String {
     indicatif::HumanCount(number).to_string()
 }
 
-/// A number for people who want its size: up to 9,999 as it is, else one decimal and thousands, millions, …
+/// A number for people who want its magnitude: unchanged up to 9,999, else with one decimal and thousands, millions, …
 pub fn short(number: u64) -> String {
     if number < 10_000 {
         return grouped(number);
@@ -48,7 +48,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A time in seconds since 1970 as a date and a time of day, both of Greenwich.
+/// A time in seconds since 1970 as a date and a time of day in UTC.
 pub fn date(seconds: u64) -> String {
     // Days since the first of March of the year 0: leap days are then at the ends of years, and a cycle of 400 years has
     // 146,097 days.
@@ -56,7 +56,7 @@ pub fn date(seconds: u64) -> String {
     let (cycle, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
-    // Months from March on have 153 days in five.
+    // Months from March on have 153 days for every five.
     let month = (5 * day + 2) / 153;
     let day = day - (153 * month + 2) / 5 + 1;
     let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };

@@ -27,10 +27,10 @@ impl LoraTargets {
     const NONE: LoraTargets = LoraTargets { qkv: false, out: false, up: false, down: false };
     /// Every projection.
     pub const ALL: LoraTargets = LoraTargets { qkv: true, out: true, up: true, down: true };
-    /// Those before and behind attention.
+    /// The projections before and after attention.
     pub const ATTENTION: LoraTargets = LoraTargets { qkv: true, out: true, ..LoraTargets::NONE };
 
-    /// What each word stands for, sets before their parts.
+    /// The projections of each word; words for several projections come before words for one.
     const WORDS: [(&'static str, LoraTargets); 6] = [
         ("all", LoraTargets::ALL),
         ("attention", LoraTargets::ATTENTION),
@@ -94,11 +94,11 @@ impl From<LoraTargets> for String {
     }
 }
 
-/// What the factor α is where nothing is said.
+/// The default of the factor α.
 pub(super) const USUAL_ALPHA: f32 = 16.0;
 
 impl Config {
-    /// The adapters that learn in the place of the weights, where there are some.
+    /// The adapters that learn in place of the weights, if there are any.
     pub fn adapters(&self) -> Option<Adapters> {
         let LoraTargets { qkv, out, up, down } = self.lora_targets;
         let base = self.base_type.map(BaseType::core).unwrap_or_default();
@@ -118,7 +118,7 @@ impl Config {
         }
     }
 
-    /// Refuses adapters of nothing, or where they are not known to.
+    /// Refuses adapters for no projection, or for a model that does not support them.
     pub(super) fn validate_adapters(&self) -> Result<(), ConfigError> {
         let rank = self.lora_rank;
         if rank == 0 {

@@ -1,4 +1,4 @@
-//! How much of the attention a pattern keeps, for people.
+//! Describes for people which share of the attention a pattern computes.
 
 use capful_core::model::Capability;
 use capful_core::ops::Pattern;
@@ -7,7 +7,7 @@ use super::error::error;
 use super::{Attention, Config, ConfigError};
 
 impl Config {
-    /// Refuses a flag of the pattern that the attention of the run does not use.
+    /// Refuses a pattern flag that the run's attention does not use.
     pub(super) fn require_used(&self, name: &str, value: u32) -> Result<(), ConfigError> {
         let (used, by) = match name {
             "window" => (matches!(self.attention, Attention::Local | Attention::Mixed), "local or mixed"),
@@ -26,8 +26,8 @@ impl Config {
         ))
     }
 
-    /// How many of the pairs of a query and a key the pattern keeps in the sequences of the run; nothing where every
-    /// query sees every earlier key anyway, as was asked for.
+    /// The share of the pairs of a query and a key that the pattern includes, in the sequences of the run; `None` for
+    /// dense attention and for models without attention.
     pub fn attention_kept(&self) -> Option<String> {
         if self.attention == Attention::Dense || self.family().lacks(Capability::Attention).is_some() {
             return None;
@@ -54,7 +54,7 @@ impl Config {
     }
 }
 
-/// The share of the causal pairs that `pattern` keeps.
+/// The share of the causal pairs that `pattern` includes.
 fn share(pattern: &Pattern, length: u32) -> f64 {
     pattern.active_pairs(length) as f64 / Pattern::DENSE.active_pairs(length) as f64
 }
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn a_pattern_says_what_it_keeps() {
         assert_eq!(kept("attention = 'dense'"), None);
-        // Of four blocks of 16: each sees itself, 16 · 17 / 2 pairs, and three see the one before, 16 · 16.
+        // Four blocks of 16: each query block sees itself, 16 · 17 / 2 pairs, and three see the block before, 16 · 16.
         let (seen, all) = (4 * 136 + 3 * 256, 64 * 65 / 2);
         let line = kept("attention = 'local'\nblock = 16\nwindow = 1\nseq_len = 64").unwrap();
         let expected = format!("{:.1} % at 64", 100.0 * f64::from(seen) / f64::from(all));

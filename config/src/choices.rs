@@ -1,4 +1,4 @@
-//! What a configuration chooses from.
+//! The choices in a configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use super::error::{ConfigError, error};
 use super::keys::words;
 
 words! {
-    /// How the learning rate falls.
+    /// How the learning rate decays.
     #[derive(clap::ValueEnum)]
     LrSchedule => Shape {
         /// Half a cosine to the end.
@@ -29,7 +29,7 @@ words! {
 }
 
 words! {
-    /// How the learning rate falls over the decay of `wsd`.
+    /// How the learning rate decays at the end of `wsd`.
     #[derive(clap::ValueEnum)]
     DecayShape => Decay {
         /// A straight line.
@@ -41,7 +41,7 @@ words! {
     }
 }
 
-/// In what order a run reads its sequences.
+/// The order in which a run reads its sequences.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
@@ -54,7 +54,7 @@ pub enum Order {
     Consecutive,
 }
 
-/// What is done with bytes of a text that are no UTF-8.
+/// How bytes of a text that are not UTF-8 are treated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InvalidUtf8 {
@@ -65,7 +65,7 @@ pub enum InvalidUtf8 {
     Replace,
 }
 
-/// What is done with a conversation that is longer than a sequence.
+/// How a conversation that is longer than a sequence is treated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Overflow {
@@ -76,13 +76,13 @@ pub enum Overflow {
     Drop,
 }
 
-/// Sequences of a micro-batch, as written.
+/// Sequences of a micro-batch, in written form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "toml::Value", into = "toml::Value")]
 pub enum BatchSize {
-    /// As many as fit.
+    /// As many as fit in memory.
     Auto,
-    /// So many.
+    /// This many.
     Sequences(u32),
 }
 
@@ -116,7 +116,7 @@ impl From<BatchSize> for toml::Value {
     }
 }
 
-/// The type of weights and products.
+/// The type of weights and matrix multiplications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -129,7 +129,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// The type of the weights in files, as torch names it.
+    /// The type of the weights in files, by torch's name.
     pub fn of_weights(self) -> &'static str {
         match self {
             Precision::F32 => "float32",
@@ -138,7 +138,7 @@ impl Precision {
     }
 }
 
-/// What the weights beside adapters are kept in.
+/// The storage type of the base weights under adapters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BaseType {
@@ -151,7 +151,7 @@ pub enum BaseType {
 }
 
 impl BaseType {
-    /// The core's; f32 is what products read, or is refused.
+    /// The core's type; f32 is the type of the matrix multiplications, or is refused.
     pub fn core(self) -> transformer::BaseType {
         match self {
             BaseType::F32 => transformer::BaseType::Same,
@@ -172,7 +172,7 @@ pub enum Gradients {
     Bf16,
 }
 
-/// What an optimizer keeps its states in.
+/// The storage type of an optimizer's states.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum States {
@@ -184,7 +184,7 @@ pub enum States {
     EightBits,
 }
 
-/// The same, as written.
+/// The storage type of an optimizer's states, in written form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StatesChoice {
@@ -208,7 +208,7 @@ impl From<States> for StatesChoice {
 }
 
 impl States {
-    /// The core's.
+    /// The core's type.
     pub const fn core(self) -> optimizer::States {
         match self {
             States::F32 => optimizer::States::F32,
@@ -217,7 +217,7 @@ impl States {
     }
 }
 
-/// What the masters of weights in bf16 are.
+/// The form of the masters of weights in bf16.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Masters {
@@ -231,7 +231,7 @@ pub enum Masters {
 }
 
 impl Masters {
-    /// The type of what is beside the weight.
+    /// The type of the remainder that is stored next to the weight.
     pub const fn remainder(self) -> Option<Dtype> {
         match self {
             Masters::F32 => Some(Dtype::Remainder),
@@ -241,7 +241,7 @@ impl Masters {
     }
 }
 
-/// What the matrices of a trained model are kept in.
+/// The storage type of a trained model's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Weights {
     /// What the device computes in.
@@ -262,7 +262,7 @@ impl Weights {
         }
     }
 
-    /// The integers, where they are any.
+    /// The integer type, if these are integers.
     pub const fn integer(self) -> Option<Integer> {
         match self {
             Weights::F32 => None,
@@ -287,7 +287,7 @@ words! {
     }
 }
 
-/// Where a step runs.
+/// The device of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
     /// SIMD and threads.
@@ -298,7 +298,7 @@ pub enum Device {
     Cuda(u32),
 }
 
-/// Which tokenizer to build or load.
+/// The tokenizer to build or to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenizerChoice {
     /// Words under the cap.
@@ -312,10 +312,10 @@ pub enum TokenizerChoice {
 }
 
 impl TokenizerChoice {
-    /// Reads `word`, `byte`, `bpe`, or the path of a .json file or of the directory that a tokenizer.json is in.
+    /// Parses `word`, `byte`, `bpe`, or the path of a .json file or of a directory with a tokenizer.json.
     ///
     /// # Errors
-    /// Another word, and a directory without the file.
+    /// Any other word, or a directory without the file.
     pub fn parse(text: &str) -> Result<TokenizerChoice, ConfigError> {
         match text {
             "word" => Ok(TokenizerChoice::Word),

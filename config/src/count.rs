@@ -1,15 +1,15 @@
-//! Counts, as users write them.
+//! Counts in the form that users write.
 
 use serde::de::Error as _;
 use serde::{Deserialize as _, Deserializer};
 
-/// The most digits of a count with all its zeros.
+/// The most digits of a count, including all of its zeros.
 const MOST_DIGITS: i64 = 20;
 
-/// A whole number, written as `1000`, `1_000`, `10k`, `2M`, `1G`, `1e3` or `1.5e6`.
+/// Parses a whole number, written as `1000`, `1_000`, `10k`, `2M`, `1G`, `1e3` or `1.5e6`.
 ///
 /// # Errors
-/// Something else, a number with a fraction, or one that is too large here.
+/// Other text, a number with a fraction, or one that is too large for the type.
 pub fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     let other = || format!("'{text}' is no whole number; write for example 1000, 1_000, 10k or 1e6");
     let (number, power) = match text.char_indices().next_back() {
@@ -33,7 +33,7 @@ pub fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     if digits.is_empty() {
         return T::try_from(0).map_err(|_| other());
     }
-    // Zeros behind the digits, or digits behind the point.
+    // The number of zeros to append, or of digits after the point.
     let zeros = power - fraction.replace('_', "").len() as i64;
     let few = digits.trim_end_matches('0');
     let zeros = zeros + (digits.len() - few.len()) as i64;
@@ -48,10 +48,10 @@ pub fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     value.and_then(|value| T::try_from(value).ok()).ok_or_else(large)
 }
 
-/// How many tokens are scored at most: a token is scored where another stands before it.
+/// Parses the most tokens to score: a token is scored if another one precedes it, so at least two are needed.
 ///
 /// # Errors
-/// As [`count`], and fewer than two.
+/// As [`count`]; also for fewer than two.
 pub fn scored_tokens(text: &str) -> Result<u64, String> {
     match count(text)? {
         0 | 1 => Err("it must be at least 2".to_owned()),
@@ -59,7 +59,7 @@ pub fn scored_tokens(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Reads a count of a file: a number, or text as the command line takes it.
+/// Deserializes a count from a file: a number, or text as on the command line.
 pub(super) fn one_in_file<'de, T: TryFrom<u64>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     let text = match toml::Value::deserialize(from)? {
         toml::Value::String(text) => text,
@@ -69,7 +69,7 @@ pub(super) fn one_in_file<'de, T: TryFrom<u64>, D: Deserializer<'de>>(from: D) -
     count(&text).map_err(D::Error::custom)
 }
 
-/// The same where there may be none.
+/// Reads an optional count from a file.
 pub(super) fn in_file<'de, T: TryFrom<u64>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
     one_in_file(from).map(Some)
 }

@@ -1,8 +1,8 @@
-//! Requests that cannot be met.
+//! Requests that cannot be fulfilled.
 
 use capful_core::model::ModelError;
 
-/// A wrong request: one line that says what was asked, what is there and what to do.
+/// A wrong request: one line with the request, the state of the machine and advice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);

@@ -1,12 +1,12 @@
-//! Gradients in a lower precision: where they may be.
+//! Checks where gradients may have a lower precision.
 
 use capful_core::model::Capability;
 
 use super::error::error;
 use super::{Config, ConfigError, Gradients, Precision};
 
-/// The most parts that a gradient in bf16 is the sum of. Of so many equal ones the last is still one or two units of the
-/// sum's last place; much smaller ones would be lost one after another.
+/// The most terms in the sum of a gradient in bf16. With this many equal terms the last one is still one or two units
+/// in the last place of the sum; much smaller terms would be lost one after the other.
 const MOST_PARTS: u64 = 128;
 
 impl Config {

@@ -1,5 +1,6 @@
-//! What is said of a key of a run's configuration, and what one list of keys makes: the types of what is written and of
-//! what is decided, merging, writing back, flags, bounds, and the page's table.
+//! The properties of a configuration key, and everything that is generated from the single list of keys: the types of
+//! the written and of the resolved configuration, merging, writing back, flags, bounds, and the table of the
+//! documentation page.
 
 use clap::builder::ValueParser;
 use clap::{Arg, ArgAction};
@@ -8,24 +9,24 @@ use super::Values;
 use super::error::{ConfigError, error};
 use super::value::{Decided, Value};
 
-/// What may become of a key when a run goes on.
+/// Whether a key may change when a run continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resume {
-    /// It stays: it decides the run's numbers.
+    /// The key must stay: it determines the run's numbers.
     Stays,
-    /// It may change.
+    /// The key may change.
     Changes,
-    /// The same, and what the run learns does not.
+    /// The key may change without an effect on what the run learns.
     Neutral,
 }
 
-/// When the configuration of a run has a key.
+/// In which runs the saved configuration contains a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Saved {
     Always,
-    /// Runs of earlier versions do not have it: theirs is the default.
+    /// Runs of earlier versions lack it: they have the default.
     Later,
-    /// The same, and it is saved only where it is not the default, so that earlier versions read the run.
+    /// As `Later`; and the key is saved only if it differs from the default, so that earlier versions can read the run.
     Quiet,
 }
 
@@ -34,12 +35,13 @@ enum Saved {
 pub struct RunKey {
     /// Its name in a file.
     pub name: &'static str,
-    /// The part of the help that it stands in.
+    /// The section of the help.
     pub section: &'static str,
-    /// What it means, for the help.
+    /// Its meaning, for the help.
     pub help: &'static str,
     parser: fn() -> ValueParser,
-    /// Its default where that is a constant; none where it is no key of a run, only a way to write others.
+    /// Its default if that is a constant; `None` for a key that is not part of a run, but another way to write other
+    /// keys.
     default: Option<fn() -> Option<String>>,
     takes: &'static str,
     shown: &'static str,
@@ -48,16 +50,17 @@ pub struct RunKey {
     pub(super) values: Values,
     beside: &'static str,
     page: &'static str,
-    /// Whether the command line may give it several times.
+    /// Whether the command line may contain it several times.
     several: bool,
 }
 
-/// What stands for the value of a switch.
+/// The placeholder for the value of a switch.
 const SWITCH: &str = "BOOL";
-/// The default of a key that presets differ in.
+/// The default of a key whose value differs between presets.
 const BY_PRESET: &str = "the preset's";
 
-/// What is said of a key that is a flag too, beside its name, type, help and default; `takes` is what stands for its value.
+/// The properties of a key that is also a flag, in addition to its name, type, help and default; `takes` is the
+/// placeholder of its value.
 pub(super) const fn flag(takes: &'static str) -> RunKey {
     RunKey {
         name: "",
@@ -76,18 +79,18 @@ pub(super) const fn flag(takes: &'static str) -> RunKey {
     }
 }
 
-/// The same of a flag that says yes by itself.
+/// The properties of a flag that means `true` without a value.
 pub(super) const fn switch() -> RunKey {
     flag(SWITCH)
 }
 
-/// The same of a key of files alone.
+/// The properties of a key that occurs in files only.
 pub(super) const fn in_files() -> RunKey {
     flag("")
 }
 
 impl RunKey {
-    /// The key of which this is said, which is written as a `V`.
+    /// The key with these properties and the written type `V`.
     pub(super) const fn of<V: Value>(
         self,
         [section, name, help]: [&'static str; 3],
@@ -96,67 +99,68 @@ impl RunKey {
         RunKey { name, section, help: help.trim_ascii_start(), parser: V::parser, default, several: V::SEVERAL, ..self }
     }
 
-    /// What its default is, where that is no constant.
+    /// Sets the description of a default that is not a constant.
     pub(super) const fn shown(self, shown: &'static str) -> RunKey {
         RunKey { shown, ..self }
     }
 
-    /// Presets differ in it.
+    /// Its value differs between presets.
     pub(super) const fn by_preset(self) -> RunKey {
         self.shown(BY_PRESET)
     }
 
-    /// It may change when a run goes on.
+    /// It may change when a run continues.
     pub(super) const fn changes(self) -> RunKey {
         RunKey { resume: Resume::Changes, ..self }
     }
 
-    /// The same, and nothing that the run learns changes with it.
+    /// It may change when a run continues, without any effect on what the run learns.
     pub(super) const fn neutral(self) -> RunKey {
         RunKey { resume: Resume::Neutral, ..self }
     }
 
-    /// Runs of earlier versions do not have it: theirs is the default.
+    /// Runs of earlier versions lack it: they have the default.
     pub(super) const fn later(self) -> RunKey {
         RunKey { saved: Saved::Later, ..self }
     }
 
-    /// The same, and a run does not save it where it is the default, so that earlier versions read the run.
+    /// Runs of earlier versions lack it, and a run saves it only if it differs from the default, so that earlier
+    /// versions can read the run.
     pub(super) const fn quiet(self) -> RunKey {
         RunKey { saved: Saved::Quiet, ..self }
     }
 
-    /// Which numbers it takes.
+    /// Sets the permitted numbers.
     pub(super) const fn within(self, values: Values) -> RunKey {
         RunKey { values, ..self }
     }
 
-    /// The key that says the same otherwise.
+    /// Names the key that sets the same value in another way.
     pub(super) const fn not_beside(self, beside: &'static str) -> RunKey {
         RunKey { beside, ..self }
     }
 
-    /// What the page says in place of the help.
+    /// Sets the text of the documentation page that replaces the help.
     pub(super) const fn page(self, page: &'static str) -> RunKey {
         RunKey { page, ..self }
     }
 
-    /// As it is written on the command line.
+    /// The name on the command line.
     pub fn flag(&self) -> String {
         format!("--{}", self.name.replace('_', "-"))
     }
 
-    /// Whether it may change when a run goes on.
+    /// Whether it may change when a run continues.
     pub fn may_change(&self) -> bool {
         self.resume != Resume::Stays
     }
 
-    /// Whether a change of it, when a run goes on, changes nothing of what the run learns.
+    /// Whether a change of it, when a run continues, has no effect on what the run learns.
     pub fn is_neutral(&self) -> bool {
         self.resume == Resume::Neutral
     }
 
-    /// Whether it is one of a run, and not only a way to write others.
+    /// Whether it is part of a run, and not only another way to write other keys.
     pub(super) fn is_of_run(&self) -> bool {
         self.default.is_some()
     }
@@ -170,23 +174,23 @@ impl RunKey {
         self.saved == Saved::Quiet
     }
 
-    /// Its default where that is a constant.
+    /// Its default if that is a constant.
     fn constant(&self) -> String {
         self.default.and_then(|default| default()).unwrap_or_default()
     }
 
-    /// What it is where nobody says it, in words.
+    /// Its default value in words.
     fn default_shown(&self) -> String {
         if self.shown.is_empty() { self.constant() } else { self.shown.to_owned() }
     }
 
-    /// How a shell is told a value of it, where it has a flag.
+    /// The command line text for a value, if it has a flag.
     pub(super) fn with_value(&self, text: &str) -> Option<String> {
         let between = if self.takes == SWITCH { '=' } else { ' ' };
         (!self.takes.is_empty()).then(|| format!("{}{between}{}", self.flag(), quoted(text)))
     }
 
-    /// Its flag, where it has one.
+    /// Its flag, if it has one.
     pub(super) fn arg(&self) -> Option<Arg> {
         let RunKey { takes, beside, .. } = *self;
         let default = self.default_shown();
@@ -208,7 +212,7 @@ impl RunKey {
         (!takes.is_empty()).then_some(arg)
     }
 
-    /// Refuses a number that it does not take.
+    /// Refuses a number that is not permitted.
     pub(super) fn check<V: Value>(&self, value: Option<V>) -> Result<(), ConfigError> {
         let Some(text) = value.filter(|_| self.values != Values::Any).map(|value| value.text()) else {
             return Ok(());
@@ -219,7 +223,7 @@ impl RunKey {
         }
     }
 
-    /// A row of the page's table.
+    /// A row of the documentation page's table.
     fn row(&self) -> String {
         let default = match (self.default_shown(), self.constant()) {
             (shown, constant) if shown == BY_PRESET && !constant.is_empty() => format!("{shown}, else {constant}"),
@@ -233,7 +237,7 @@ impl RunKey {
     }
 }
 
-/// A word as a POSIX shell reads it back.
+/// A word quoted for a POSIX shell.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./:,+=%@".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -243,12 +247,12 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// The table of all keys for docs/configuration.md, section by section.
+/// The table of all keys for docs/configuration.md, in sections.
 pub fn page_of_keys() -> String {
     let mut page = String::new();
     let mut sections: Vec<&str> = Vec::new();
     for key in super::RUN_KEYS {
-        // What is written alone is behind all of them in the list, and last in its section.
+        // Keys that are only another way to write others come after all keys in the list, and last in their section.
         if !sections.contains(&key.section) {
             sections.push(key.section);
         }
@@ -261,7 +265,7 @@ pub fn page_of_keys() -> String {
     page
 }
 
-/// What `written` decides, or the `default`.
+/// The resolved value: from what was `written`, or the `default`.
 pub(super) fn decide<W, D: Decided<W>>(name: &str, written: Option<W>, default: Option<D>) -> Result<D, ConfigError> {
     match written {
         Some(written) => D::of(written).map_err(ConfigError),
@@ -269,12 +273,12 @@ pub(super) fn decide<W, D: Decided<W>>(name: &str, written: Option<W>, default: 
     }
 }
 
-/// A default as people write it.
+/// A default in the form that people write.
 pub(super) fn shown<V: Value, D: Decided<V>>(default: Option<D>) -> Option<String> {
     default?.written().map(|written| written.text())
 }
 
-/// The type of a key of a run: another than the one that it is written in, where one is named.
+/// The type of a key in a run: the written type, unless another one is named.
 macro_rules! decided {
     ($written:ty) => {
         $written
@@ -284,7 +288,7 @@ macro_rules! decided {
     };
 }
 
-/// A default, where there is one.
+/// A default, if there is one.
 macro_rules! default {
     () => {
         None
@@ -294,10 +298,11 @@ macro_rules! default {
     };
 }
 
-/// Makes [`RawConfig`](super::RawConfig), [`Config`](super::Config) and [`RUN_KEYS`](super::RUN_KEYS) of the list of keys.
+/// Generates [`RawConfig`](super::RawConfig), [`Config`](super::Config) and [`RUN_KEYS`](super::RUN_KEYS) from the list
+/// of keys.
 ///
-/// A key is `/// Help`, `name: Type`, where a run has it in another type `=> That`, where its default is a constant
-/// `= default`, and what else is said of it.
+/// A key is `/// Help`, `name: Type`, if a run has another type `=> That`, if its default is a constant `= default`,
+/// and its further properties.
 macro_rules! keys {
     (
         of a run { $( $section:literal { $(
@@ -316,7 +321,7 @@ macro_rules! keys {
             $( $( $also_about.of::<$also_type>([$also_section, stringify!($also), concat!($($also_help),+)], None), )+ )+
         ];
 
-        /// What a user may write, on the command line or as keys of a configuration file (`-` becomes `_`).
+        /// The settings that a user may write, as flags or as keys of a configuration file (`-` becomes `_`).
         #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct RawConfig {
@@ -330,28 +335,28 @@ macro_rules! keys {
                 #[serde(deserialize_with = "Value::in_file", skip_serializing_if = "Option::is_none")]
                 pub $also: Option<$also_type>,
             )+ )+
-            /// The rank that this process is; a launcher says it.
+            /// The rank of this process, set by a launcher.
             #[serde(skip)]
             pub rank: Option<u32>,
-            /// How many there are.
+            /// Number of ranks.
             #[serde(skip)]
             pub ranks: Option<u32>,
-            /// What they are connected by, for a plan.
+            /// The link between ranks, for a plan.
             #[serde(skip)]
             pub link: Option<Link>,
-            /// Sizes and parts of the model, as `--set` says them.
+            /// Sizes and parts of the model, as written with `--set`.
             #[serde(skip)]
             pub set: Vec<String>,
-            /// The same in a file: the table `[model]`.
+            /// Sizes and parts of the model in a file: the table `[model]`.
             #[serde(skip_serializing_if = "toml::Table::is_empty")]
             pub model: toml::Table,
-            /// What groups of parameters have of their own, as `--group` says it.
+            /// Settings of parameter groups, as written with `--group`.
             #[serde(skip)]
             pub groups: Vec<String>,
-            /// The same in a file: the tables `[group.NAME]`.
+            /// Settings of parameter groups in a file: the tables `[group.NAME]`.
             #[serde(skip_serializing_if = "Groups::is_empty")]
             pub group: Groups,
-            /// A curriculum: what a step is from some step on.
+            /// A curriculum: the shapes of steps, each from some step on.
             #[serde(skip_serializing_if = "Vec::is_empty")]
             pub stage: Vec<RawStage>,
         }
@@ -364,31 +369,31 @@ macro_rules! keys {
                 $(#[doc = $help])+
                 pub $key: decided!($type $(, $decided)?),
             )+ )+
-            /// This rank: of a process and not of a run.
+            /// The rank of this process; it is no setting of the run.
             pub rank: u32,
-            /// How many there are.
+            /// Number of ranks.
             pub ranks: u32,
-            /// What they are connected by, where a plan asks for their time.
+            /// The link between ranks, if a plan estimates its time.
             pub link: Option<Link>,
-            /// What the weights are kept in where it is integers. No run has them: who scores a trained model, or
-            /// generates, asks for them.
+            /// The integer format of the weights, if they are integers. A training run has none: commands that score
+            /// a trained model or generate may set it.
             pub weights: Option<Integer>,
             /// The model.
             pub model: ModelConfig,
-            /// What groups of parameters have of their own.
+            /// Settings of parameter groups.
             pub group: Groups,
-            /// The stages of a curriculum; empty where all steps are of one shape.
+            /// The stages of a curriculum; empty if all steps have the same shape.
             pub stage: Vec<StageConfig>,
         }
 
         impl RawConfig {
-            /// The keys that it says.
+            /// The keys that are set.
             pub(super) fn given(&self) -> impl Iterator<Item = &'static RunKey> {
                 let said = [$( $( self.$key.is_some(), )+ )+ $( $( self.$also.is_some(), )+ )+];
                 RUN_KEYS.iter().zip(said).filter_map(|(key, said)| said.then_some(key))
             }
 
-            /// The keys that it says, each with its value as people write it; one of several values with each of them.
+            /// The keys that are set, each with its value as users write it; one with several values occurs for each.
             pub(super) fn said(&self) -> impl Iterator<Item = (&'static RunKey, String)> {
                 let texts = [
                     $( $( self.$key.as_ref().map(Value::texts), )+ )+
@@ -398,7 +403,7 @@ macro_rules! keys {
                 RUN_KEYS.iter().zip(texts).flat_map(each)
             }
 
-            /// What it says, and of the keys that it does not say, what `other` says; tables and `--set` are its own.
+            /// Takes each key that is not set from `other`; tables and `--set` stay as they are.
             pub(super) fn or(self, other: RawConfig) -> RawConfig {
                 RawConfig {
                     $( $( $key: self.$key.or(other.$key), )+ )+
@@ -410,7 +415,7 @@ macro_rules! keys {
                 }
             }
 
-            /// Takes what the command line says.
+            /// Sets the keys from the command line.
             fn take(&mut self, matches: &ArgMatches) {
                 $( $( self.$key = Value::said(matches, stringify!($key)); )+ )+
                 $( $( self.$also = Value::said(matches, stringify!($also)); )+ )+
@@ -420,10 +425,10 @@ macro_rules! keys {
         }
 
         impl Config {
-            /// What is `written`, and of the keys that it does not say, the constant defaults.
+            /// The `written` keys, with the constant defaults for the others.
             ///
             /// # Errors
-            /// A key without either; what only a plan decides.
+            /// A key with neither a value nor a default; a value that only a plan can decide.
             pub(super) fn complete(
                 written: RawConfig,
                 model: ModelConfig,
@@ -442,7 +447,7 @@ macro_rules! keys {
                 })
             }
 
-            /// Its keys as they would be written, all of them; without the tables.
+            /// All keys as a user would write them; without the tables.
             pub(super) fn keys_written(&self) -> RawConfig {
                 RawConfig {
                     $( $( $key: self.$key.written(), )+ )+
@@ -453,7 +458,7 @@ macro_rules! keys {
                 }
             }
 
-            /// The same as a run saves it: some keys only where they are not the default.
+            /// The keys as a run saves them: some only if they differ from the default.
             pub(super) fn keys_saved(&self) -> RawConfig {
                 let mut written = self.keys_written();
                 let mut quiet = RUN_KEYS.iter().map(RunKey::is_quiet);
@@ -465,7 +470,7 @@ macro_rules! keys {
                 written
             }
 
-            /// Refuses numbers that their keys do not take.
+            /// Refuses numbers outside the bounds of their keys.
             pub(super) fn require_bounds(&self) -> Result<(), ConfigError> {
                 let mut keys = RUN_KEYS.iter();
                 $( $( keys.next().map_or(Ok(()), |key| key.check(Decided::<$type>::written(&self.$key)))?; )+ )+
@@ -489,7 +494,7 @@ mod tests {
         RawConfig { preset: Some(name.to_owned()), ..RawConfig::default() }
     }
 
-    /// What help and page say is what a run gets that says nothing.
+    /// The defaults in the help and on the page are those of a run that sets no key.
     #[test]
     fn the_defaults_are_those_of_the_configuration() {
         let all: Vec<Config> = presets().iter().map(|p| Config::resolve(of_preset(p.name)).unwrap()).collect();

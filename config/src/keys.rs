@@ -1,18 +1,18 @@
-//! The keys of `[model]` and `--set`: what each means, and which values it takes.
+//! The keys of `[model]` and `--set`: their meanings, and the permitted values.
 
 #[cfg(feature = "neurogen")]
 use super::neurogen::NEUROGEN;
 use super::transformer::TRANSFORMER;
 
-/// Sizes are below this: several of them together still fit a dimension.
+/// Limit of sizes: products of several of them still fit in a dimension.
 pub(super) const SIZES: u64 = (1 << 28) - 1;
-/// The most that 32 bits hold.
+/// The largest number of 32 bits.
 pub(super) const WORD: u64 = u32::MAX as u64;
 
 /// The values of a key.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Values {
-    /// What the key's type takes.
+    /// All values of the key's type.
     Any,
     /// Whole numbers from one to another.
     Whole(u64, u64),
@@ -20,9 +20,9 @@ pub enum Values {
     OneOf(&'static [u64]),
     /// Numbers from 0 to 1.
     Share,
-    /// The same without 0.
+    /// Numbers above 0, up to 1.
     PositiveShare,
-    /// Numbers from 0 up to 1, without it.
+    /// Numbers from 0 up to 1, excluding 1.
     BelowOne,
     /// Numbers of 0 or more.
     NotNegative,
@@ -34,7 +34,7 @@ pub enum Values {
     Word(&'static [&'static str]),
     /// `true` or `false`.
     Switch,
-    /// One of these words, the first of which was once `false` and the second `true`.
+    /// One of these words; earlier versions had `false` in place of the first and `true` in place of the second.
     OnceSwitch(&'static [&'static str]),
 }
 
@@ -43,16 +43,16 @@ pub enum Values {
 pub struct Key {
     /// Its name.
     pub name: &'static str,
-    /// What it takes.
+    /// Its permitted values.
     pub values: Values,
-    /// What it means.
+    /// Its meaning.
     pub about: &'static str,
 }
 
 /// Sizes.
 pub(super) const SIZE: Values = Values::Whole(1, SIZES);
 
-/// Makes a choice: each with its meaning, its word in files, and what the core has for it.
+/// Generates the enum of a choice: each variant with its meaning, its word in files, and the core's value.
 macro_rules! words {
     ($(#[$about:meta])+ $name:ident => $core:ty { $( #[doc = $means:literal] $variant:ident $word:literal => $is:expr; )+ }) => {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,12 +65,12 @@ macro_rules! words {
             /// Its words.
             pub const WORDS: &'static [&'static str] = &[$( $word ),+];
 
-            /// The one of this word.
+            /// The variant named by this word.
             pub fn named(word: &str) -> Option<$name> {
                 [$( $name::$variant ),+].into_iter().zip($name::WORDS).find_map(|(one, own)| (*own == word).then_some(one))
             }
 
-            /// What the core has for it.
+            /// The core's value of this variant.
             pub fn core(self) -> $core {
                 match self {
                     $( $name::$variant => $is, )+
@@ -82,7 +82,7 @@ macro_rules! words {
 
 pub(super) use words;
 
-/// Makes the table of a family's model of its keys: what each means, its name, type and values.
+/// Generates the table of a family's model from its keys: each with its meaning, name, type and values.
 macro_rules! model_keys {
     ($(#[$about:meta])+ $model:ident, $keys:ident { $( #[doc = $means:literal] $key:ident: $type:ty = $values:expr; )+ }) => {
         $(#[$about])+
@@ -101,7 +101,7 @@ macro_rules! model_keys {
 
 pub(super) use model_keys;
 
-/// The keys of the family that `[model]` calls by this name.
+/// The keys of the family with this name in `[model]`.
 pub fn keys(family: &str) -> &'static [Key] {
     match family {
         #[cfg(feature = "neurogen")]
@@ -111,7 +111,7 @@ pub fn keys(family: &str) -> &'static [Key] {
 }
 
 impl Values {
-    /// What they are, for people.
+    /// The permitted values, for people.
     pub fn shown(&self) -> String {
         match self {
             Values::Any => "any".to_owned(),
@@ -133,7 +133,7 @@ impl Values {
         }
     }
 
-    /// Whether a number is one of them.
+    /// Whether a number is permitted.
     pub(super) fn has(&self, x: f64) -> bool {
         match self {
             Values::Whole(least, most) => (*least as f64..=*most as f64).contains(&x),
@@ -148,7 +148,7 @@ impl Values {
         }
     }
 
-    /// The value that `text` says, or nothing where it is none of these.
+    /// Parses `text` as a value; `None` if it is not a permitted value.
     pub fn parse(&self, text: &str) -> Option<toml::Value> {
         match self {
             Values::Whole(..) | Values::OneOf(_) => {
@@ -184,12 +184,12 @@ mod tests {
         Config::resolve(raw).map_err(|e| e.to_string())
     }
 
-    /// What the model's own table says is there.
+    /// The table of the model itself.
     fn written(model: &ModelConfig) -> toml::Table {
         toml::Table::try_from(model).unwrap()
     }
 
-    /// A module's are in one row.
+    /// The keys of a module are in one row.
     #[test]
     fn the_page_names_every_key_of_a_model() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md");
@@ -223,12 +223,13 @@ mod tests {
                 };
                 let message = with(name, format!("{key}={outside}")).unwrap_err();
                 assert!(message.contains(&known.values.shown()) && message.len() < 200, "{message}");
-                // A file says the same of it, from the model itself.
+                // A file reports the same error, from the model itself.
                 let mut table = written(&model);
                 let value = outside.parse::<i64>().map_or_else(|_| outside.into(), toml::Value::from);
                 table.insert(key.clone(), value);
                 let raw = RawConfig { preset: Some(name.to_owned()), model: table, ..RawConfig::default() };
-                // Seeds, spans and the like are bounded by their type alone; what no scaling reads is not looked at.
+                // Seeds, spans and similar keys are bounded by their type alone; keys that no scaling reads are not
+                // checked.
                 let unbounded = ["span", "context", "vocab_size"].contains(&key.as_str())
                     || ["rotary_factor", "rotary_low", "rotary_high", "rotary_original"].contains(&key.as_str());
                 assert!(unbounded || Config::resolve(raw).is_err(), "{name}: {key} = {outside}");
@@ -249,7 +250,7 @@ mod tests {
             assert_eq!(of(with("llama-tiny", format!("bias={word}")).unwrap()), expected, "{word}");
             let value = word.parse::<bool>().map_or_else(|_| word.into(), toml::Value::from);
             let table = toml::Table::from_iter([("bias".to_owned(), value)]);
-            // A file's table is over the preset's.
+            // A file's table takes precedence over the preset's.
             let raw = RawConfig { preset: Some("pythia-tiny".to_owned()), model: table, ..RawConfig::default() };
             assert_eq!(of(Config::resolve(raw).unwrap()), expected, "{word}");
         }

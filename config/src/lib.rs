@@ -1,4 +1,4 @@
-//! What the user wrote → what will run. [`RawConfig`] is flags and files as written; [`Config`] is everything
+//! From the user's settings to the run's. [`RawConfig`] contains flags and files as written; [`Config`] is completely
 //! resolved, validated and saved with the run.
 
 mod adapters;

@@ -1,4 +1,4 @@
-//! Which model, and its sizes.
+//! The model and its sizes.
 
 #[cfg(feature = "neurogen")]
 use capful_core::model::NeuroGen;
@@ -21,9 +21,9 @@ const FAMILIES: &str =
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "lowercase", try_from = "toml::Table")]
 pub enum ModelConfig {
-    /// A transformer that is GPT-NeoX where nothing else is said.
+    /// A transformer with the defaults of GPT-NeoX.
     Pythia(TransformerConfig),
-    /// A transformer that is Llama where nothing else is said.
+    /// A transformer with the defaults of Llama.
     Yxanul(TransformerConfig),
     /// Six modules of spiking neurons.
     #[cfg(feature = "neurogen")]
@@ -33,8 +33,8 @@ pub enum ModelConfig {
 impl TryFrom<toml::Table> for ModelConfig {
     type Error = String;
 
-    /// A table as a model: what is not written is the family's default, so that runs of earlier versions can be read. The
-    /// error says in one line why it is none.
+    /// A model from a table: missing keys have the family's defaults, so that runs of earlier versions can be read. The
+    /// error says in one line why the table is invalid.
     fn try_from(mut table: toml::Table) -> Result<ModelConfig, String> {
         complete(&mut table);
         let family = table.remove("family");
@@ -57,7 +57,7 @@ impl TryFrom<toml::Table> for ModelConfig {
     }
 }
 
-/// Writes what a table of a model leaves out.
+/// Adds the missing keys to the table of a model.
 fn complete(table: &mut toml::Table) {
     let family = table.entry("family").or_insert("pythia".into());
     let defaults = match family.as_str() {
@@ -71,7 +71,7 @@ fn complete(table: &mut toml::Table) {
     }
 }
 
-/// The model of a configuration, of whichever family.
+/// The model of a configuration, of any family.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum AnyFamily {
     /// Layers of attention and feed-forward.
@@ -82,10 +82,10 @@ pub enum AnyFamily {
 }
 
 impl AnyFamily {
-    /// Whether this is a model.
+    /// Checks that this is a valid model.
     ///
     /// # Errors
-    /// What is wrong with its sizes.
+    /// The error in its sizes.
     pub fn validate(&self) -> Result<(), ModelError> {
         match self {
             AnyFamily::Transformer(family) => family.validate(),
@@ -94,10 +94,10 @@ impl AnyFamily {
         }
     }
 
-    /// Whether steps of this shape are steps of the model.
+    /// Checks that the model supports steps of this shape.
     ///
     /// # Errors
-    /// What does not fit the model.
+    /// The part of the shape that does not fit the model.
     pub fn validate_micro_batch(&self, stage: &MicroBatch) -> Result<(), ModelError> {
         match self {
             AnyFamily::Transformer(family) => family.validate_micro_batch(stage),
@@ -106,7 +106,7 @@ impl AnyFamily {
         }
     }
 
-    /// Why it does not have what only some families have, where it does not.
+    /// Why it lacks a capability that only some families have, if it does.
     pub fn lacks(&self, capability: Capability) -> Option<&'static str> {
         match self {
             AnyFamily::Transformer(family) => family.lacks(capability),
@@ -115,7 +115,7 @@ impl AnyFamily {
         }
     }
 
-    /// The activations that its backward pass can compute again.
+    /// The activations that its backward pass can recompute.
     pub fn recomputable(&self) -> Recompute {
         match self {
             AnyFamily::Transformer(family) => family.recomputable(),
@@ -136,7 +136,7 @@ impl ModelConfig {
         }
     }
 
-    /// Layers of a transformer; 0 of a model without any.
+    /// Number of layers of a transformer; 0 for a model without layers.
     pub fn layers(&self) -> u32 {
         match self {
             ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.layers,
@@ -145,7 +145,7 @@ impl ModelConfig {
         }
     }
 
-    /// Token ids of the model.
+    /// Number of token ids of the model.
     pub fn vocab_size(&self) -> u32 {
         match self {
             ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.vocab_size,
@@ -154,7 +154,7 @@ impl ModelConfig {
         }
     }
 
-    /// The most positions of the model.
+    /// Maximum number of positions of the model.
     pub fn context(&self) -> u32 {
         match self {
             ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.context,
@@ -163,7 +163,7 @@ impl ModelConfig {
         }
     }
 
-    /// Makes `positions` the most.
+    /// Sets the maximum number of positions.
     pub(super) fn set_context(&mut self, positions: u32) {
         match self {
             ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.context = positions,
@@ -172,7 +172,7 @@ impl ModelConfig {
         }
     }
 
-    /// The model, of so many streams side by side where it has any.
+    /// The model, with this number of parallel streams if it has streams.
     #[cfg_attr(not(feature = "neurogen"), allow(unused_variables, reason = "only a NeuroGen has streams"))]
     pub fn family(&self, streams: u32) -> AnyFamily {
         match self {
@@ -187,7 +187,7 @@ impl ModelConfig {
 /// The longest list of names that is part of a message.
 const LONGEST_LIST: usize = 160;
 
-/// Names for a message, or where they are listed.
+/// Names for an error message, or a reference to the command that lists them.
 fn listed(names: &[&str]) -> String {
     let all = names.join(", ");
     if all.len() <= LONGEST_LIST {
@@ -197,7 +197,7 @@ fn listed(names: &[&str]) -> String {
     }
 }
 
-/// A parser's message as one line, without a long list of what it expected instead.
+/// A parser's message in one line, without a long list of expected names.
 fn shortened(message: &str) -> String {
     let line = message.replace('\n', " ");
     match line.split_once(", expected one of ") {
@@ -206,7 +206,7 @@ fn shortened(message: &str) -> String {
     }
 }
 
-/// The model of the table `[model]`, with `--set` over it.
+/// The model of the table `[model]`, overridden by `--set`.
 pub(super) fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
     let mut table = raw.model.clone();
     complete(&mut table);
@@ -229,7 +229,7 @@ pub(super) fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, Con
         };
         let before = table.clone();
         table.insert(key.to_owned(), value);
-        // Where the table was good before, it is this pair that is not.
+        // The table was valid before, so this pair is wrong.
         if ModelConfig::try_from(before).is_ok() {
             ModelConfig::try_from(table.clone()).map_err(|why| ConfigError(format!("--set {key}: {why}")))?;
         }

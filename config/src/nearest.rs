@@ -1,7 +1,7 @@
-//! The name that somebody may have meant.
+//! Finds the name that a user may have meant.
 
-/// The name among `known` that is nearest to `word`, where one is near: a letter in three is another, missing or too
-/// much, or one of the two contains the other.
+/// The name among `known` that is closest to `word`, if one is close: at most one letter in three is different, missing
+/// or added, or one of the two contains the other.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let mistakes = |name: &'a str| {
         let shorter = word.len().min(name.len());
@@ -9,7 +9,7 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         let contained = shorter > 3 && (name.contains(word) || word.contains(name));
         (contained || mistakes <= (shorter / 3).max(1) && shorter > 1).then_some((!contained, mistakes, name))
     };
-    // No name is that long, and the distance takes the product of both lengths.
+    // No name is longer, and computing the distance takes time proportional to the product of both lengths.
     let word_is_short = word.len() <= 64;
     known.into_iter().filter(|_| word_is_short).filter_map(mistakes).min().map(|(_, _, name)| name)
 }

@@ -1,4 +1,4 @@
-//! The sizes and constants of a NeuroGen, as they are written in `[model]` and with `--set`.
+//! The sizes and constants of a NeuroGen in the form of `[model]` and `--set`.
 
 use capful_core::model::NeuroGen;
 use capful_core::model::neurogen::{self, Connectome};
@@ -138,13 +138,13 @@ model_keys! {
 }
 
 impl NeuroGenConfig {
-    /// What is not written.
+    /// The defaults of missing keys.
     pub(super) fn defaults() -> toml::Table {
-        // Constants of the published trials; a test parses them with every preset.
+        // Constants of the published trials; a test parses them together with every preset.
         toml::from_str(include_str!("presets/neurogen.toml")).unwrap_or_default()
     }
 
-    /// The model, of so many streams.
+    /// The model, with this number of streams.
     pub(super) fn family(&self, streams: u32) -> NeuroGen {
         let connectome = Connectome {
             taps: self.taps.saturating_mul(self.embedding),

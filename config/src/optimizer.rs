@@ -1,4 +1,4 @@
-//! The optimizer of a run: a rule and its constants, and what groups of parameters have of their own.
+//! The optimizer of a run: a rule and its constants, and settings of individual groups of parameters.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::error::error;
 use super::{AnyFamily, Config, ConfigError, Masters, Precision, RUN_KEYS, RawConfig, States};
 
-/// The name of a rule of update: its place in [`Rule::NAMES`].
+/// The name of an update rule, as an index in [`Rule::NAMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "&'static str")]
 pub struct RuleName(usize);
@@ -50,7 +50,7 @@ impl From<RuleName> for &'static str {
     }
 }
 
-/// What a group of parameters has of its own: the table `[group.NAME]`.
+/// The settings of a group of parameters: the table `[group.NAME]`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GroupConfig {
@@ -80,13 +80,13 @@ pub struct GroupConfig {
     pub muon_momentum: Option<f32>,
 }
 
-/// What groups have of their own, by their names.
+/// The settings of groups, by their names.
 pub type Groups = BTreeMap<String, GroupConfig>;
 
-/// The groups as a file says them, with what flags say as `GROUP.KEY=VALUE` over it.
+/// The groups of a file, overridden by flags in the form `GROUP.KEY=VALUE`.
 ///
 /// # Errors
-/// What is none, or a key that there is not.
+/// A malformed flag, or an unknown key.
 pub(super) fn with_flags(groups: &Groups, flags: &[String]) -> Result<Groups, ConfigError> {
     let mut all = toml::Table::try_from(groups).map_err(|e| ConfigError(e.to_string()))?;
     for flag in flags {
@@ -106,7 +106,7 @@ pub(super) fn with_flags(groups: &Groups, flags: &[String]) -> Result<Groups, Co
 }
 
 impl GroupConfig {
-    /// Its constants, by their names.
+    /// Its constants, with their names.
     fn constants(&self) -> [(&'static str, Option<f32>); 5] {
         [
             ("beta1", self.beta1),
@@ -117,11 +117,11 @@ impl GroupConfig {
         ]
     }
 
-    /// Refuses numbers that their keys do not take.
+    /// Refuses numbers that are not permitted for their keys.
     fn require_bounds(&self, group: &str) -> Result<(), ConfigError> {
         let all = [("lr", self.lr), ("weight_decay", self.weight_decay)].into_iter().chain(self.constants());
         for (name, x) in all.filter_map(|(name, x)| Some((name, x?))) {
-            // A run has a key of this name, which takes the same numbers.
+            // A run has a key of the same name, with the same permitted numbers.
             let values = RUN_KEYS.iter().find(|key| key.name == name).map(|key| key.values);
             if let Some(values) = values.filter(|values| !values.has(x.into())) {
                 return error(format!("--group {group}.{name}={x}: it must be {}", values.shown()));
@@ -131,7 +131,7 @@ impl GroupConfig {
     }
 }
 
-/// Shows the parameters of `family`.
+/// Calls `show` with every parameter of `family`.
 fn each_parameter(family: &AnyFamily, mut show: impl FnMut(&Parameter)) {
     let mut see = |p: &Parameter| {
         show(p);
@@ -144,7 +144,7 @@ fn each_parameter(family: &AnyFamily, mut show: impl FnMut(&Parameter)) {
     }
 }
 
-/// The groups of the parameters that `family` moves at the end of a step.
+/// The groups of the parameters that `family` updates at the end of a step.
 fn groups_of(family: &AnyFamily) -> Vec<Group> {
     let mut found = Vec::new();
     each_parameter(family, |p| {
@@ -160,7 +160,7 @@ fn names(groups: impl IntoIterator<Item = Group>) -> String {
 }
 
 impl Config {
-    /// How every group of parameters is moved.
+    /// The update rule of every group of parameters.
     pub fn optimizer(&self) -> Optimizer {
         let base = Optimizer::new(Rule::Frozen, self.weight_decay)
             .averaging(self.averaging().is_some())
@@ -174,7 +174,7 @@ impl Config {
         })
     }
 
-    /// How the weights are averaged, where they are.
+    /// How the weights are averaged, if they are.
     pub fn averaging(&self) -> Option<Averaging> {
         match (self.ema, self.average) {
             (0.0, 0) => None,
@@ -183,7 +183,7 @@ impl Config {
         }
     }
 
-    /// Refuses averages of two kinds, and those of a model that has none.
+    /// Refuses two kinds of averages together, and averages of a model that does not support them.
     pub(super) fn validate_averages(&self) -> Result<(), ConfigError> {
         let (ema, average) = (self.ema, self.average);
         if ema > 0.0 && average > 0 {
@@ -198,7 +198,7 @@ impl Config {
         }
     }
 
-    /// Refuses masters of weights that have none.
+    /// Refuses a form of masters for weights without masters.
     pub(super) fn validate_masters(&self) -> Result<(), ConfigError> {
         let name = match self.masters {
             Masters::F32 => return Ok(()),
@@ -223,12 +223,12 @@ impl Config {
         Ok(())
     }
 
-    /// The factor of weight decay in a step at the learning rate `rate`.
+    /// The factor of weight decay in a step with the learning rate `rate`.
     pub fn decay_factor(&self, rate: f64) -> f32 {
         if self.decay_follows_rate && self.lr > 0.0 { (rate / self.lr) as f32 } else { 1.0 }
     }
 
-    /// The rule of a group. Where that of the run moves matrices only, other groups are moved by AdamW.
+    /// The rule of a group. If the run's rule updates matrices only, other groups are updated by AdamW.
     fn rule(&self, group: Group, own: &GroupConfig) -> Rule {
         let constants = Constants {
             beta1: own.beta1.unwrap_or(self.beta1),
@@ -239,7 +239,7 @@ impl Config {
             cautious: self.cautious_decay,
             row_norm: self.muon_row_norm,
         };
-        // Names are those of rules.
+        // All names are names of rules.
         let named = |name: RuleName| Rule::named(name.name(), &constants).unwrap_or(Rule::Frozen);
         match own.optimizer {
             Some(name) => named(name),
@@ -248,7 +248,7 @@ impl Config {
         }
     }
 
-    /// What the optimizer is where it is not AdamW for all, a line.
+    /// A line that describes the optimizer, unless it is AdamW for all groups.
     pub fn optimizer_line(&self) -> Option<String> {
         if self.optimizer == RuleName::ADAMW && self.group.is_empty() {
             return None;
@@ -264,7 +264,7 @@ impl Config {
         for (name, own) in &self.group {
             let Some(group) = Group::named(name) else { continue };
             let Recipe { rule, rate, decay } = *optimizer.of(group);
-            // Of its rule what it would be anyway is not said.
+            // Settings that equal the rule's defaults are omitted.
             let mut said: Vec<String> = own.optimizer.iter().map(|_| rule.name().to_owned()).collect();
             if rule.learns() {
                 said.extend((rate != rule.rate()).then(|| format!("lr × {rate}")));
@@ -278,7 +278,7 @@ impl Config {
         Some(line)
     }
 
-    /// Refuses groups that the model does not have or cannot freeze, and constants that a rule does not take.
+    /// Refuses groups that the model lacks or cannot freeze, and constants that a rule does not use.
     pub(super) fn require_optimizer(&self) -> Result<(), ConfigError> {
         let family = self.family();
         let there = groups_of(&family);
@@ -329,7 +329,8 @@ impl Config {
         self.require_whole_blocks(&family)
     }
 
-    /// Refuses matrices whose rows are no whole blocks, where a rule keeps a number a row beside moments in 8 bits.
+    /// Refuses matrices whose rows are not whole blocks, if a rule stores a number for each row next to moments in 8
+    /// bits.
     fn require_whole_blocks(&self, family: &AnyFamily) -> Result<(), ConfigError> {
         let (optimizer, mut cut) = (self.optimizer(), None);
         each_parameter(family, |p| {
@@ -348,14 +349,14 @@ impl Config {
         }
     }
 
-    /// Whether some group's rule takes the constant `key`.
+    /// Whether the rule of some group uses the constant `key`.
     fn uses(&self, key: &str) -> bool {
         let optimizer = self.optimizer();
         Group::ALL.into_iter().any(|group| optimizer.of(group).rule.takes().contains(&key))
     }
 
-    /// Refuses constants that `raw` says and no rule of this run takes. The configuration of a run has all of them, those at
-    /// their defaults.
+    /// Refuses constants in `raw` that no rule of this run uses. The configuration of a run has all constants, unused
+    /// ones at their defaults.
     pub(super) fn require_taken(&self, raw: [Option<f32>; 5]) -> Result<(), ConfigError> {
         for (x, (key, usual)) in raw.into_iter().zip(Self::CONSTANTS) {
             if let Some(x) = x.filter(|x| *x != usual && !self.uses(key)) {
@@ -368,7 +369,7 @@ impl Config {
         Ok(())
     }
 
-    /// Those that rules take, at their defaults.
+    /// The constants of rules, with their defaults.
     const CONSTANTS: [(&'static str, f32); 5] = [
         ("beta1", USUAL.beta1),
         ("beta2", USUAL.beta2),
@@ -377,7 +378,8 @@ impl Config {
         ("muon_momentum", USUAL.muon_momentum),
     ];
 
-    /// The constants that no rule of this run takes at their defaults: what a preset says of them is not used.
+    /// Resets the constants that no rule of this run uses to their defaults: a preset's values for these have no
+    /// effect.
     pub(super) fn without_unused_constants(mut self) -> Config {
         let unused = Self::CONSTANTS.map(|(key, _)| !self.uses(key));
         let places = [&mut self.beta1, &mut self.beta2, &mut self.eps, &mut self.momentum, &mut self.muon_momentum];
@@ -393,7 +395,7 @@ impl Config {
 /// The name of Muon.
 const MUON: &str = "muon";
 
-/// The constants where nothing is said.
+/// The default constants.
 pub(super) const USUAL: Constants = Constants {
     beta1: 0.9,
     beta2: 0.95,
@@ -405,7 +407,7 @@ pub(super) const USUAL: Constants = Constants {
 };
 
 impl RawConfig {
-    /// The constants of rules that it says.
+    /// The rules' constants in the written configuration.
     pub(super) const fn constants(&self) -> [Option<f32>; 5] {
         [self.beta1, self.beta2, self.eps, self.momentum, self.muon_momentum]
     }
@@ -441,7 +443,7 @@ mod tests {
             ..RawConfig::default()
         };
         assert_eq!(Config::resolve(flags).unwrap(), config);
-        // It is saved and read back, and goes on; with other groups it does not.
+        // It is saved and read back, and the run continues; with other groups it does not.
         let text = toml::to_string(&config).unwrap();
         assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
         assert_eq!(config.resumed(RawConfig::default()).unwrap(), config);

@@ -1,4 +1,4 @@
-//! The order of a run's sequences: which one, and in which lengths they are taken.
+//! The order of a run's sequences, and the lengths of the sequences.
 
 use std::path::{Path, PathBuf};
 
@@ -8,20 +8,20 @@ use capful_core::train::{Curriculum, Stage};
 use super::error::error;
 use super::{Config, ConfigError, FoundSource, Order, RawConfig, is_path};
 
-/// `--cache` with this keeps nothing.
+/// The value of `--cache` that stores nothing.
 pub const NO_CACHE: &str = "none";
-/// A source of about so much text is encoded before a run begins, unless a place for it is named: on two cores it takes
-/// minutes.
+/// A source with at most about this much text is encoded before a run begins, even if no cache directory is named: on
+/// two cores that takes minutes.
 const KEPT: u64 = 4 << 30;
 
-/// What `raw` says, or what is best for its source, which was `found` at its path.
+/// The order in `raw`, or the best order for the source, about which `found` has the information.
 pub(super) fn resolve(raw: &RawConfig, found: &FoundSource) -> Result<Order, ConfigError> {
     if raw.data.as_ref().is_some_and(|data| data.only().is_none()) {
-        // Another one is refused with what else a mixture has not.
+        // Another order is refused together with other settings that a mixture does not support.
         return Ok(raw.order.unwrap_or(Order::Random));
     }
     if raw.data.as_ref().is_none_or(|data| !is_path(data.first())) {
-        // Every tale is drawn by itself: no order of them is better than another.
+        // Every tale is drawn independently: no order of them is better than another.
         return match raw.order {
             Some(Order::Random) => error(
                 "--order random: tales have no end, so not all their sequences can be permuted; leave it away, each tale \
@@ -48,21 +48,21 @@ pub(super) fn resolve(raw: &RawConfig, found: &FoundSource) -> Result<Order, Con
     }
 }
 
-/// A directory for tokens.
+/// A cache directory for tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cache {
-    /// For any number of sets, each in a directory of its own.
+    /// For any number of sets, each in its own subdirectory.
     Shared(PathBuf),
-    /// For the run's set.
+    /// For the set of this run.
     Own(PathBuf),
 }
 
-/// The directory in a run's for its tokens.
+/// The subdirectory of a run's directory for its tokens.
 pub const OWN: &str = "tokens";
 
 impl Config {
-    /// The lengths in which the run takes its tokens, stage by stage, those that it does not reach too: its steps may
-    /// become more. A stream's sequence is what it reads on end.
+    /// The lengths of the run's sequences, stage by stage, including stages that the run does not reach: it may get
+    /// more steps. For streams, a sequence is the text that a stream reads without interruption.
     pub fn stretches(&self) -> Vec<Stretch> {
         let stages = Config { steps: 0, ..self.clone() }.stages();
         let Ok(curriculum) = Curriculum::new(&stages) else { return Vec::new() };
@@ -73,14 +73,15 @@ impl Config {
         stages.iter().map(|p| Stretch { from: curriculum.tokens(p.from), length: length(p) }).collect()
     }
 
-    /// Tokens that an epoch must have: a batch's, or a block's where rows are streams, and one.
+    /// Minimum tokens of an epoch: those of a batch, or of a block where rows are streams, plus one.
     pub fn least_tokens(&self) -> u64 {
         let stages = self.stages();
         let micro = stages.iter().map(Stage::micro_tokens).max().unwrap_or(0);
         micro.max(self.span().map_or(0, |span| Stage::largest_block(&stages, span))) + 1
     }
 
-    /// The directory of the run's tokens: `run` is the run's own. None where they are streamed, or lie in shards already.
+    /// The directory of the run's tokens; `run` is the run's own directory. `None` if the tokens are streamed, or are
+    /// in shards already.
     pub fn cache(&self, run: &Path) -> Option<Cache> {
         match self.cache.as_deref() {
             Some(NO_CACHE) => None,
@@ -94,7 +95,7 @@ impl Config {
 mod tests {
     use super::*;
 
-    /// What is found decides, and not what is there.
+    /// The order follows from `found`, not from the current state of the disk.
     #[test]
     fn the_order_is_that_of_what_was_found() {
         let shards = FoundSource { exists: true, documents: Some(3), ..FoundSource::default() };

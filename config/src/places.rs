@@ -1,4 +1,4 @@
-//! The files and directories that a configuration names.
+//! The paths of the files and directories in a configuration.
 
 use std::convert::Infallible;
 use std::path::{Component, Path, PathBuf};
@@ -24,19 +24,19 @@ impl FromStr for Source {
     }
 }
 
-/// `path` from the root, so that it means the same in every directory. Links stay as they are. What has no such name that
-/// is text stays too.
+/// `path` as an absolute path, so that it has the same meaning in every directory. Links are not resolved. A path
+/// without an absolute form in UTF-8 stays unchanged.
 pub fn absolute(path: &str) -> String {
     let rooted = std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok());
     rooted.unwrap_or_else(|| path.to_owned())
 }
 
-/// The same of a source; the built-in one is no path.
+/// A source with an absolute path; the built-in source is no path.
 pub fn absolute_source(source: &str) -> String {
     if is_path(source) { absolute(source) } else { source.to_owned() }
 }
 
-/// Whether a source is a path, and not the built-in one.
+/// Whether a source is a path, and not the built-in source.
 pub fn is_path(source: &str) -> bool {
     matches!(source.parse(), Ok(Source::Path(_)))
 }
@@ -47,13 +47,13 @@ fn last(path: &str) -> String {
 }
 
 impl RawConfig {
-    /// With every path from the root.
+    /// The configuration with absolute paths.
     #[must_use]
     pub fn rooted(self) -> Self {
         self.with_places(absolute)
     }
 
-    /// With the last component of every path alone: those before it may name a person or a machine.
+    /// The configuration with only the last component of every path: the others may name a person or a machine.
     #[must_use]
     pub fn without_directories(self) -> Self {
         self.with_places(last)
@@ -76,7 +76,7 @@ impl RawConfig {
 }
 
 impl Config {
-    /// What the run began as, for people: its preset, or the model that its weights are from.
+    /// The origin of the run, for people: its preset, or the model that its weights come from.
     pub fn begun_as(&self) -> String {
         match &self.init_from {
             Some(from) if self.preset == IMPORTED => format!("from {}", last(from)),
@@ -84,8 +84,8 @@ impl Config {
         }
     }
 
-    /// Follows the places that were saved as they were written, not from the root, where `written` names them as they are
-    /// seen from here: then nothing else lies at their name, and the name written ends with it.
+    /// Updates paths that were saved relative to another directory, if `written` names the same files from here: if
+    /// nothing exists at the saved path, and the written path ends with it.
     pub fn follow(&mut self, written: &RawConfig) {
         let written = written.clone().rooted();
         let seen = |ours: &mut String, theirs: &Option<String>| {
@@ -109,7 +109,7 @@ impl Config {
     }
 }
 
-/// Whether `theirs` is a path from the root, and may be what `ours` was in the directory in which a run began.
+/// Whether `theirs` is an absolute path that may be the file `ours` in the directory in which a run began.
 fn seen_from_elsewhere(ours: &str, theirs: &str) -> bool {
     let ours: PathBuf = Path::new(ours).components().filter(|part| *part != Component::CurDir).collect();
     let theirs = Path::new(theirs);
@@ -148,7 +148,7 @@ mod tests {
         let validation = words.validation.as_ref().map(Names::first);
         assert_eq!((words.data.first(), validation), ("tales", Some("tales")));
         assert_eq!((words.cache.as_deref(), words.tokenizer.as_str()), (Some("none"), "bpe"));
-        // `..` stays: behind a link it is not the directory before it.
+        // `..` stays: after a link it does not lead to the directory before the link.
         assert_eq!(absolute("/a/../b"), "/a/../b");
     }
 
@@ -173,13 +173,13 @@ mod tests {
             ("/x/texts/a.txt", "/y/x/texts/a.txt", false),
             ("../a.txt", "/x/a.txt", false),
             ("word", "word", false),
-            // It is there.
+            // This path exists.
             ("src", "/x/src", false),
         ] {
             assert_eq!(seen_from_elsewhere(ours, theirs), same, "{ours} {theirs}");
         }
         let begun = Config::resolve(raw("")).unwrap();
-        // Words are no places.
+        // Words are not paths.
         let mut words = begun.clone();
         words.follow(&raw("tokenizer = 'word'\nvalidation = 'tales'\ncache = 'none'"));
         assert_eq!(words, begun);

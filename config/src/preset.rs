@@ -1,4 +1,4 @@
-//! The named starting points.
+//! The named presets.
 
 use super::RawConfig;
 
@@ -114,7 +114,7 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-/// The preset of a run whose model comes from elsewhere: it says nothing, and no list has it.
+/// The preset of a run with an imported model: it sets nothing, and is not listed.
 pub const IMPORTED: &str = "imported";
 
 const NOTHING: Preset = Preset { name: IMPORTED, about: "a model from elsewhere", text: "" };
@@ -130,14 +130,14 @@ impl Preset {
         PRESETS.iter().chain([&NOTHING]).find(|p| p.name == name)
     }
 
-    /// What it says.
+    /// The preset's settings.
     pub fn raw(&self) -> RawConfig {
-        // The text is ours and parsed by a test for every preset.
+        // The text is part of this program; a test parses it for every preset.
         toml::from_str(self.text).unwrap_or_default()
     }
 
-    /// The same without what `chosen` leaves no use for: how another schedule decays, rates and constants of another
-    /// optimizer.
+    /// The preset's settings without those that `chosen` makes useless: the decay of another schedule, rates and
+    /// constants of another optimizer.
     pub fn beside(&self, chosen: &RawConfig) -> RawConfig {
         let mut raw = self.raw();
         if chosen.schedule.is_some_and(|schedule| Some(schedule) != raw.schedule) {
@@ -162,7 +162,7 @@ mod tests {
         assert!(!quick.group.is_empty() && quick.optimizer_line().is_some());
         let other = resolved("preset = 'quick-14m'\nschedule = 'cosine'\noptimizer = 'adamw'");
         assert!(other.group.is_empty() && other.optimizer_line().is_none());
-        // Its own words change nothing.
+        // Repeating its own settings changes nothing.
         assert_eq!(resolved("preset = 'quick-14m'\nschedule = 'wsd'\noptimizer = 'muon'"), quick);
     }
 

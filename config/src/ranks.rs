@@ -1,4 +1,4 @@
-//! The ranks of a run: a launcher says how many there are, and which one this is.
+//! The ranks of a run: a launcher determines how many there are, and the number of this rank.
 
 use capful_core::model::Capability;
 use capful_core::train::Ranks;
@@ -7,12 +7,12 @@ use super::error::error;
 use super::{Config, ConfigError};
 
 impl Config {
-    /// This rank among the run's.
+    /// This rank and the run's number of ranks.
     pub const fn ranks(&self) -> Ranks {
         Ranks { rank: self.rank, count: self.ranks, exact: self.exact_ranks, gradients: self.zero == 2 }
     }
 
-    /// Whether the run can be shared by its ranks.
+    /// Checks that the run can be shared by its ranks.
     pub(super) fn validate_ranks(&self) -> Result<(), ConfigError> {
         if !matches!(self.zero, 1 | 2) {
             return error(format!(

@@ -1,4 +1,4 @@
-//! Flags and configuration files as they were written: everything optional, nothing decided.
+//! Flags and configuration files as written: everything is optional, nothing is resolved.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{ConfigError, RawConfig, unknown};
 use capful_base::regular;
 
-/// A stage of a curriculum, as written: the table `[[stage]]`.
+/// A stage of a curriculum, in written form: the table `[[stage]]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawStage {
@@ -30,13 +30,13 @@ pub struct RawStage {
 }
 
 impl RawConfig {
-    /// Reads a configuration file, one that a run saved too.
+    /// Reads a configuration file, which may be one that a run saved.
     ///
     /// # Errors
-    /// A file that cannot be read, a key that does not exist, or one that contradicts the stages; the message names
-    /// file, key and, where it can, line.
+    /// A file that cannot be read, an unknown key, or a key that contradicts the stages; the message names the file,
+    /// the key and, where possible, the line.
     pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
-        // Not only a regular file: a shell may give a pipe.
+        // Any kind of file: a shell may pass a pipe.
         let text = std::fs::File::open(path)
             .and_then(|file| regular::bounded_text(file, regular::SETTINGS))
             .map_err(|e| ConfigError(format!("cannot read the configuration {}: {e}", path.display())))?;
@@ -48,16 +48,16 @@ impl RawConfig {
         raw.checked(&text).map_err(|ConfigError(what)| ConfigError(format!("{}: {what}", path.display())))
     }
 
-    /// What a table of keys says, of a file that has other tables beside them.
+    /// The configuration in a table of keys, from a file that also has other tables.
     ///
     /// # Errors
-    /// As [`RawConfig::read`], but for the name of a file.
+    /// As [`RawConfig::read`], but without a file name.
     pub fn of_table(table: toml::Table) -> Result<RawConfig, ConfigError> {
         let raw: RawConfig = table.try_into().map_err(|e: toml::de::Error| ConfigError(unknown::told(e.message())))?;
         raw.checked("")
     }
 
-    /// Refuses what no `text` of a configuration may say.
+    /// Refuses settings that are invalid in any configuration; `text` is its source.
     fn checked(self, text: &str) -> Result<RawConfig, ConfigError> {
         if let Some(of_run) = self.of_run() {
             return of_run;
@@ -74,13 +74,13 @@ impl RawConfig {
         }
     }
 
-    /// The first key that fixes the shape of every step.
+    /// The first key that sets the shape of every step.
     fn shape(&self) -> Option<&'static str> {
         let shape = |name: &&str| ["batch_size", "seq_len", "accumulate", "tokens_per_step"].contains(name);
         self.given().map(|key| key.name).find(shape)
     }
 
-    /// Without stages where `over` fixes the shape: the last stage's, as far as `over` says nothing.
+    /// Without stages if `over` sets the shape; keys that `over` lacks then come from the last stage.
     fn without_stages(mut self, over: &RawConfig) -> RawConfig {
         let last = if over.shape().is_some() { self.stage.last().cloned() } else { None };
         if let Some(last) = last {
@@ -92,7 +92,7 @@ impl RawConfig {
         self
     }
 
-    /// The flags that say its keys and its `--set` and `--group`, for a shell. Tables of files have none.
+    /// The flags for its keys, its `--set` and its `--group`, quoted for a shell. Tables of files have no flags.
     pub fn flags(&self) -> Vec<String> {
         let keys = self.said().filter_map(|(key, text)| key.with_value(&text));
         let pairs = |flag: &'static str, pairs: &[String]| pairs.iter().map(|pair| format!("{flag} {pair}")).collect();
@@ -100,12 +100,12 @@ impl RawConfig {
         keys.chain(sets).chain(groups).collect()
     }
 
-    /// Whether it says how long a run is: steps, epochs and time are three ways to say it.
+    /// Whether it sets the length of a run: steps, epochs and time are three ways to set it.
     pub fn gives_length(&self) -> bool {
         self.steps.is_some() || self.epochs.is_some() || self.time.is_some()
     }
 
-    /// Without a length where `over` gives one.
+    /// Without a length if `over` sets one.
     fn without_length(mut self, over: &RawConfig) -> RawConfig {
         if over.gives_length() {
             (self.steps, self.epochs, self.time) = (None, None, None);
@@ -113,7 +113,7 @@ impl RawConfig {
         self
     }
 
-    /// Without a number of micro-batches where `over` gives one: tokens of a step are another way to say it.
+    /// Without a number of micro-batches if `over` sets one: tokens of a step are another way to set it.
     fn without_step(mut self, over: &RawConfig) -> RawConfig {
         if over.accumulate.is_some() || over.tokens_per_step.is_some() {
             (self.accumulate, self.tokens_per_step) = (None, None);
@@ -121,8 +121,8 @@ impl RawConfig {
         self
     }
 
-    /// What `over` says, and where it says nothing, what `self` says. A shape or a clip of `over`'s is that of all
-    /// steps, stages of `self` or not.
+    /// The settings of `over`, and those of `self` that `over` lacks. A shape or a clip in `over` applies to all steps,
+    /// even if `self` has stages.
     pub fn overlaid(self, over: RawConfig) -> RawConfig {
         let from = self.without_stages(&over).without_length(&over).without_step(&over);
         let mut stage = if over.stage.is_empty() { from.stage.clone() } else { over.stage.clone() };

@@ -1,4 +1,4 @@
-//! What the backward pass computes again, as users write it.
+//! Which activations the backward pass recomputes, in written form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use super::ByteSize;
 
-/// The activations that are computed again, written as a level or a list: `none`, `cheap`, `full`, `gate_up,mid`; of the
-/// first layers only: `gate_up:3`. `x8`, `mid8` and `gate_up8` are kept in 8 bits; of the first layers: `x8:3`.
+/// The recomputed activations, written as a level or a list: `none`, `cheap`, `full`, `gate_up,mid`; only in the first
+/// layers: `gate_up:3`. `x8`, `mid8` and `gate_up8` are stored in 8 bits; only in the first layers: `x8:3`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Recompute(pub model::Recompute);
 
 impl Recompute {
-    /// Everything is kept.
+    /// Nothing is recomputed.
     pub const NONE: Recompute = Recompute(model::Recompute::NONE);
     /// The outputs of norms and of GELU or SwiGLU.
     pub const CHEAP: Recompute = Recompute(model::Recompute::CHEAP);
-    /// Everything but the layers' inputs.
+    /// Everything except the layers' inputs.
     pub const FULL: Recompute = Recompute(model::Recompute::FULL);
 
-    /// The sets that have a name, from the one that keeps most.
+    /// The sets that have a name, from the one that recomputes least.
     pub const LEVELS: [(&str, Recompute); 3] =
         [("none", Recompute::NONE), ("cheap", Recompute::CHEAP), ("full", Recompute::FULL)];
 
-    /// The name of what is computed again, where that has one.
+    /// The name of this set, if it has one.
     pub fn level(self) -> Option<&'static str> {
         Recompute::LEVELS.iter().find(|(_, level)| level.0 == self.0.exact()).map(|(name, _)| *name)
     }
@@ -97,13 +97,13 @@ impl From<Recompute> for String {
     }
 }
 
-/// What was asked for.
+/// The requested recomputation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum RecomputeChoice {
     /// These activations.
     Set(Recompute),
-    /// Those that cost least time of the sets with which the run needs no more memory than this.
+    /// The set that costs the least time among those with which the run needs at most this much memory.
     Fit(ByteSize),
 }
 

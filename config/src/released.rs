@@ -1,24 +1,24 @@
-//! Gradients that are released layer by layer: what they do without.
+//! Gradients that are released layer by layer, and the features that they exclude.
 
 use capful_core::model::Capability;
 
 use super::error::error;
 use super::{Config, ConfigError, RawConfig};
 
-/// Why there is no clip.
+/// The reason why there is no clip.
 const NO_CLIP: &str = "with --release-gradients layers are moved before the norm of all gradients is known";
 
 impl RawConfig {
-    /// The first clip that is asked for, if any.
+    /// The first requested clip, if any.
     pub fn asked_clip(&self) -> Option<f32> {
         let stages = self.stage.iter().filter_map(|stage| stage.clip);
         self.clip.into_iter().chain(stages).find(|clip| *clip > 0.0)
     }
 
-    /// The same without a preset's clip and the default one where gradients are released, unless one was `asked` for.
+    /// If gradients are released, removes a preset's clip and the default clip, unless a clip was requested in `asked`.
     ///
     /// # Errors
-    /// One was.
+    /// A clip was requested.
     pub(super) fn releasing(mut self, asked: Option<f32>) -> Result<RawConfig, ConfigError> {
         if self.release_gradients != Some(true) {
             return Ok(self);
@@ -33,7 +33,7 @@ impl RawConfig {
 }
 
 impl Config {
-    /// Refuses released gradients where a step is more than one micro-batch of one process, or is clipped.
+    /// Refuses released gradients if a step has more than one micro-batch or process, or is clipped.
     pub(super) fn validate_released(&self) -> Result<(), ConfigError> {
         if !self.release_gradients {
             return Ok(());
@@ -103,7 +103,8 @@ mod tests {
         assert!(plain.clip > 0.0 && !toml::to_string(&plain).unwrap().contains("release"));
     }
 
-    /// A checkpoint has no gradients, so a run that is not clipped may release them from some step on, and stop to.
+    /// A checkpoint contains no gradients, so a run without a clip may start to release them at any step, and stop
+    /// again.
     #[test]
     fn a_run_without_a_clip_may_begin_and_end_to_release_them() {
         let raw = |text: &str| toml::from_str::<RawConfig>(text).unwrap();

@@ -1,4 +1,4 @@
-//! Everything decided: the configuration that runs and that is saved with the run.
+//! The resolved configuration, which runs and is saved with the run.
 
 use capful_core::integer::Integer;
 use capful_core::model::{self, Capability, MicroBatch, Products};
@@ -14,7 +14,7 @@ use super::{
     Precision, Preset, RawConfig, StageConfig, TokenizerChoice, kinds,
 };
 
-/// What a configuration is made of: `raw` over its preset, with preset, source and tokenizer, and the model.
+/// The basis of a configuration: `raw` over its preset, with preset, source and tokenizer, and the model.
 fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, ModelConfig), ConfigError> {
     let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
     let Some(preset) = Preset::find(&name) else {
@@ -24,12 +24,13 @@ fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, ModelConfig), Conf
     };
     let asked_vocabulary = raw.asked_vocabulary();
     let asked_tokenizer = raw.tokenizer.is_some();
-    // A warm-up of the preset's is for a run as long as its own.
+    // A preset's warm-up is for a run of the preset's length.
     if raw.time.is_some() && raw.epochs.is_some() {
         return error("time is given beside epochs; leave one of them away".to_owned());
     }
     let own = preset.beside(&raw);
-    // Until it is known how many steps its time holds, a run has the preset's; its rate falls at the end of them.
+    // Until the number of steps in its time limit is known, a run has the preset's number; its rate decays at their
+    // end.
     let timed = raw.time.is_some() && raw.steps.is_none();
     let steps = if timed { own.steps } else { raw.steps };
     let schedule = raw.schedule.or(Some(LrSchedule::Wsd).filter(|_| timed));
@@ -38,7 +39,7 @@ fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, ModelConfig), Conf
     let usual = raw.tokenizer.clone().unwrap_or_else(|| "word".to_owned());
     let tokenizer = match found.tokenizer.clone() {
         Some(file) => file,
-        // Words under a cap are for the tales, whose words are few and without capitals.
+        // The capped word tokenizer is for the tales, which have few words and no capitals.
         None if !asked_tokenizer && data.only() != Some("tales") && usual == "word" => "bpe".to_owned(),
         None => usual,
     };
@@ -49,7 +50,7 @@ fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, ModelConfig), Conf
     Ok((raw, model))
 }
 
-/// Micro-batches of a step, as asked for: so many, or as many as its tokens hold.
+/// Number of micro-batches of a step, as requested: a number, or as many as fit in its tokens.
 fn accumulated(
     accumulate: Option<u32>,
     tokens: Option<u64>,
@@ -70,22 +71,22 @@ fn accumulated(
     }
 }
 
-/// Rows of logits at once on a GPU, where nothing else says: it wants wide products. A processor's stay in its caches.
+/// The default number of rows of logits at a time on a GPU: it is faster with wide matrix multiplications. On a CPU the
+/// logits stay in its caches.
 pub const GPU_CHUNK: u32 = 4096;
 
 impl Config {
-    /// Decides everything: the preset's values, then those of `raw`, then defaults. Nothing is read, as if nothing were at the
-    /// paths that `raw` names.
+    /// Resolves everything: the preset's settings, then those of `raw`, then defaults.
     ///
     /// # Errors
-    /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
+    /// Unknown names, sizes that contradict each other: see [`ConfigError`].
     pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
         let raw = raw.rooted();
         let found = Found::unread(&raw)?;
         Config::resolve_with(raw, &found)
     }
 
-    /// Decides everything with what was `found` at the paths that `raw` names.
+    /// Resolves `raw` with the information `found` about everything that `raw` names. Reads no files.
     ///
     /// # Errors
     /// As [`Config::resolve`].
@@ -94,14 +95,14 @@ impl Config {
         let pattern = [("block", raw.block, 64), ("window", raw.window, 1), ("stride", raw.stride, 2)];
         let config = Config::decide(raw, found)?;
         config.require_taken(constants)?;
-        // The configuration of a run has all of them, at their defaults.
+        // The configuration of a run has all of these keys, unused ones at their defaults.
         let given = pattern.into_iter().filter(|(_, value, default)| value.is_some_and(|value| value != *default));
         let given = given.filter_map(|(name, value, _)| Some((name, value?)));
         given.map(|(name, value)| config.require_used(name, value)).find(Result::is_err).unwrap_or(Ok(()))?;
         Ok(config)
     }
 
-    /// As [`Config::resolve`], where what the pattern of attention does not use may be written all the same.
+    /// As [`Config::resolve`], but accepts keys that the attention pattern does not use.
     pub(super) fn decide(raw: RawConfig, found: &Found) -> Result<Config, ConfigError> {
         let clip = raw.asked_clip();
         let (raw, model) = begin(raw, found)?;
@@ -109,12 +110,12 @@ impl Config {
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
         let warmup_is_given = raw.warmup.is_some();
         let order = super::order::resolve(&raw, &found.source)?;
-        // Who plans for a GPU means a GPU.
+        // A plan for a GPU's memory implies the GPU as device.
         let usual = || if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned();
         let device = raw.device.clone().unwrap_or_else(usual);
         let on_gpu = device.starts_with("cuda");
         let stage = StageConfig::scaled(&raw.stage, raw.clip.unwrap_or(1.0), raw.stage_scale)?;
-        // What is not of a stage, an evaluation, has the shape that training ends with.
+        // Work outside of the stages, such as an evaluation, has the shape of the last stage.
         let (batch_size, seq_len, accumulate) = match stage.last() {
             Some(last) => (last.batch_size, last.seq_len, last.accumulate),
             None => {
@@ -148,10 +149,10 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether everything belongs together.
+    /// Checks that all settings fit together.
     ///
     /// # Errors
-    /// The first thing that does not.
+    /// The first setting that does not fit.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.require_bounds()?;
         self.validate_adapters()?;
@@ -215,7 +216,7 @@ impl Config {
         Ok(())
     }
 
-    /// Refuses what is decided by evaluations on the way where there are none.
+    /// Refuses settings that depend on evaluations during the run if there are none.
     fn validate_evaluations(&self) -> Result<(), ConfigError> {
         if self.samples
             && let Some(why) = self.family().lacks(Capability::Samples)
@@ -236,10 +237,10 @@ impl Config {
         ))
     }
 
-    /// Where it runs.
+    /// The device of the run.
     ///
     /// # Errors
-    /// A device that does not exist, or a precision that it does not have.
+    /// A device that does not exist, or a precision that it does not support.
     pub fn device(&self) -> Result<Device, ConfigError> {
         let device = match self.device.as_str() {
             "cpu" => Device::Cpu,
@@ -262,7 +263,7 @@ impl Config {
         }
     }
 
-    /// The same run on another device, in f32 where that device has nothing else.
+    /// The same run on another device, in f32 if that device supports nothing else.
     ///
     /// # Errors
     /// As [`Config::device`].
@@ -278,10 +279,10 @@ impl Config {
         Ok(self)
     }
 
-    /// The same with weights in integers, if any.
+    /// The same run with weights in integers, if any are requested.
     ///
     /// # Errors
-    /// A device or a family that has none.
+    /// A device or a family that does not support them.
     pub fn in_integers(mut self, weights: Option<Integer>) -> Result<Config, ConfigError> {
         if let Some(integer) = weights {
             let name = integer.name();
@@ -299,20 +300,20 @@ impl Config {
         Ok(self)
     }
 
-    /// Token ids of the model.
+    /// Number of token ids of the model.
     pub fn vocab_size(&self) -> u32 {
         self.model.vocab_size()
     }
 
-    /// The most positions of the model.
+    /// Maximum number of positions of the model.
     pub fn context(&self) -> u32 {
         self.model.context()
     }
 
-    /// Uses `positions` of the model's.
+    /// Limits the positions to `positions` of the model's.
     ///
     /// # Errors
-    /// None, or more than it has.
+    /// No positions, or more than the model has.
     pub fn limit_context(&mut self, positions: u32) -> Result<(), ConfigError> {
         let most = self.context();
         if positions == 0 || positions > most {
@@ -327,7 +328,7 @@ impl Config {
         self.with_adapters(self.model.family(self.batch_size))
     }
 
-    /// The shape of an evaluation. Streams begin each of its rows with nothing before it: fewer and longer ones then.
+    /// The shape of an evaluation. Streams start each row without any state: so the rows are fewer and longer.
     pub fn evaluation(&self) -> MicroBatch {
         let (recompute, products, dropout) = (model::Recompute::NONE, Products::Wide, Chance::NONE);
         let stage = MicroBatch { recompute, products, dropout, documents: false, ..self.micro_batch() };
@@ -338,7 +339,7 @@ impl Config {
         MicroBatch { batch: stage.batch / longer, seq_len: stage.seq_len * longer, ..stage }
     }
 
-    /// Batches of a stream's block, where the model is one of streams: as many as its span holds.
+    /// Number of tokens of a stream's block, if the model has streams.
     pub fn span(&self) -> Option<u32> {
         match self.model {
             #[cfg(feature = "neurogen")]
@@ -347,7 +348,7 @@ impl Config {
         }
     }
 
-    /// The shape of a micro-batch; with stages of the last.
+    /// The shape of a micro-batch; with stages, that of the last stage.
     pub fn micro_batch(&self) -> MicroBatch {
         self.shaped(self.batch_size, self.seq_len)
     }
@@ -361,18 +362,18 @@ impl Config {
             recompute: self.recompute.0,
             pattern: self.pattern(),
             products: if self.precision == Precision::Fp8 { Products::Quantised } else { Products::Wide },
-            // The key is refused where it is none.
+            // An invalid value is refused at the key.
             dropout: Chance::nearest(self.dropout).unwrap_or(Chance::NONE),
             documents: self.mask_documents,
         }
     }
 
-    /// What a query sees.
+    /// The pattern of attention.
     pub fn pattern(&self) -> Pattern {
         Pattern { kind: self.attention.core(), block: self.block, window: self.window, stride: self.stride }
     }
 
-    /// Tokens of a step; with stages of the last.
+    /// Tokens of a step; with stages, of the last stage.
     pub fn tokens_per_step(&self) -> u64 {
         u64::from(self.batch_size) * u64::from(self.seq_len) * u64::from(self.accumulate)
     }
@@ -416,7 +417,7 @@ mod tests {
         ] {
             assert_eq!(tokenizer(text), expected, "{text}");
         }
-        // A run of words goes on with words.
+        // A run with the word tokenizer continues with it.
         let words = Config::resolve(raw("data = 'my.txt'\ntokenizer = 'word'")).unwrap();
         assert_eq!(words.resumed(raw("data = 'my.txt'")).unwrap(), words);
     }
@@ -497,7 +498,7 @@ mod tests {
             let message = set(pair).unwrap_err().to_string();
             assert!(message.contains(expected), "{pair}: {message}");
         }
-        // A family of many keys names where they are listed.
+        // The message for a family with many keys names the command that lists them.
         let spiking = raw("preset = 'neurogen-tiny'");
         let set = RawConfig { set: vec!["neurons=2".to_owned()], ..spiking.clone() };
         let written = RawConfig { model: toml::from_str("neurons = 2").unwrap(), ..spiking };

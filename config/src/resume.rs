@@ -1,4 +1,4 @@
-//! What a command line may say when a saved run goes on.
+//! Which settings a command line may have when a saved run continues.
 
 use std::fs;
 
@@ -9,17 +9,17 @@ use super::{
 };
 
 impl Config {
-    /// This run's configuration, saved, as it goes on with what is `written`: what may differ is then the run's, and what
-    /// is not written stays the run's, whatever its default. Passes over the data that are not yet counted leave 0 steps.
+    /// This saved configuration as it continues with the `written` settings: settings that may change are taken from
+    /// there, and settings that are not written stay the run's, whatever their defaults. Epochs that are not yet
+    /// converted leave 0 steps.
     ///
     /// # Errors
-    /// Something else differs, which is named with both values; or what is written is no configuration.
+    /// Another setting differs, and the message has both values; or the written settings are no valid configuration.
     pub fn resumed(&self, written: RawConfig) -> Result<Config, ConfigError> {
         self.resumed_with(written, &Found::unread).map(|(config, _)| config)
     }
 
-    /// Does what [`Config::resumed`] does with what `find` finds at the paths of the run, and returns what it found of the
-    /// data.
+    /// As [`Config::resumed`], and returns the information about the data.
     ///
     /// # Errors
     /// As [`Config::resumed`]; those of `find`.
@@ -30,7 +30,7 @@ impl Config {
     ) -> Result<(Config, FoundSource), ConfigError> {
         let mut written = written.rooted();
         if written.epochs.is_some() && written.epochs == self.epochs {
-            // They were counted.
+            // The epochs were converted to steps.
             written.epochs = None;
             written.steps = written.steps.filter(|steps| *steps != self.steps);
         }
@@ -43,10 +43,10 @@ impl Config {
         self.same_places(&mut written);
         let length = written.gives_length();
         if written.time.is_some() {
-            // As many as were planned; how many it has now is found out as it goes.
+            // The planned number of steps; the run determines its real number as it continues.
             written.steps = Some(self.steps);
         }
-        // A device that has only f32 computes in it, unless another precision is asked for.
+        // A device that supports only f32 uses it, unless another precision is requested.
         let here = self.clone().on(written.device.clone())?;
         let written = here.as_written()?.overlaid(written);
         let found = find(&written)?;
@@ -58,8 +58,8 @@ impl Config {
         Ok((config, found.source))
     }
 
-    /// Takes away what was decided for this run when it began: the batch, the activations and the states that fitted then, and
-    /// the factor of its stages.
+    /// Removes settings that were resolved when this run began: the batch, the activations and the states that fitted
+    /// then, and the factor of its stages.
     fn same_shape(
         &self,
         written: &mut RawConfig,
@@ -91,13 +91,13 @@ impl Config {
         Ok(())
     }
 
-    /// The configuration as a user would write all of it: every key, so that no default is asked for.
+    /// The configuration as if a user had written every key, so that no default applies.
     ///
     /// # Errors
-    /// A model that no table holds.
+    /// A model that cannot be written as a table.
     pub fn as_written(&self) -> Result<RawConfig, ConfigError> {
         Ok(RawConfig {
-            // Passes were counted.
+            // The epochs were converted to steps.
             epochs: None,
             model: toml::Table::try_from(self.model).map_err(|e| ConfigError(e.to_string()))?,
             group: self.group.clone(),
@@ -106,7 +106,7 @@ impl Config {
         })
     }
 
-    /// Gives what is `written` this run's spelling of the files and directories that are the same.
+    /// Replaces paths in `written` by this run's spelling of the same files and directories.
     fn same_places(&self, written: &mut RawConfig) {
         let same = |a: &str, b: &str| matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b);
         written.tokenizer = written.tokenizer.take().map(|named| TokenizerChoice::written(&named));
@@ -130,7 +130,7 @@ impl Config {
         }
     }
 
-    /// Refuses a `config` that differs in more than it may.
+    /// Refuses a `config` with differences that are not permitted.
     fn require_same(&self, config: &Config) -> Result<(), ConfigError> {
         let table =
             |config: &Config| toml::Table::try_from(config.as_written()?).map_err(|e| ConfigError(e.to_string()));
@@ -157,12 +157,12 @@ impl StageConfig {
     }
 }
 
-/// A key as it is written on the command line.
+/// The name of a key on the command line.
 fn flag(key: &str) -> String {
     format!("--{}", key.replace('_', "-"))
 }
 
-/// What differs between two values of `key`, and what each of them is.
+/// The name of a differing key, and both of its values.
 fn difference(key: &str, ours: Option<&toml::Value>, theirs: Option<&toml::Value>) -> Option<(String, [String; 2])> {
     let shown =
         |value: Option<&toml::Value>| value.map_or("none".to_owned(), |value| value.to_string().replace('\n', " "));
@@ -224,7 +224,7 @@ mod tests {
             Config { cache: Some("/there".to_owned()), ..run.clone() }
         );
         assert_eq!(run.resumed(raw("zero = 2")).unwrap(), Config { zero: 2, ..run.clone() });
-        // The warm-up was decided when the run began.
+        // The warm-up was determined when the run began.
         assert_eq!(run.resumed(raw("steps = 400000")).unwrap().warmup, run.warmup);
     }
 

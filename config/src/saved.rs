@@ -1,4 +1,4 @@
-//! The configuration that a run saved, given back as a file: the run that it describes, from the beginning.
+//! A run's saved configuration, read as a configuration file: it describes the same run from the beginning.
 
 use serde::{Serialize, Serializer};
 
@@ -10,28 +10,28 @@ use capful_base::digest;
 pub const CONFIG_FILE: &str = "config.toml";
 /// The file of a run's plan, next to it.
 pub const PLAN_FILE: &str = "plan.json";
-/// What the first line of a saved configuration says before the digest of all that follows.
+/// The first line of a saved configuration, before the digest of the following text.
 const FIRST_LINE: &str = "# XXH3 of what follows: ";
 
-/// A configuration's `text` with its digest before it.
+/// A configuration's `text` after a line with its digest.
 pub fn sealed(text: &str) -> String {
     format!("{FIRST_LINE}{:016x}\n{text}", digest::of(text.as_bytes()))
 }
 
-/// Whether a saved configuration has its digest before it.
+/// Whether a saved configuration begins with its digest.
 pub fn is_sealed(content: &str) -> bool {
     content.starts_with(FIRST_LINE)
 }
 
-/// Refuses a saved configuration that is not what was written. Earlier versions, and people, write no digest.
+/// Refuses a saved configuration that has changed. Earlier versions, and people, write no digest.
 ///
 /// # Errors
-/// What can be done.
+/// Advice.
 pub fn require_unchanged(content: &str) -> Result<(), ConfigError> {
     let (first, rest) = content.split_once('\n').unwrap_or((content, ""));
     let same = match first.strip_prefix(FIRST_LINE) {
         Some(digits) => format!("{:016x}", digest::of(rest.as_bytes())) == digits,
-        // Of a line that was damaged one half is left.
+        // A damaged first line still contains one of these halves.
         None => !(first.starts_with('#') && (first.contains("XXH3") || first.contains("of what follows"))),
     };
     if same {
@@ -45,7 +45,7 @@ pub fn require_unchanged(content: &str) -> Result<(), ConfigError> {
 }
 
 impl Serialize for Config {
-    /// As a run saves it: in the order of the keys, then the model and the stages.
+    /// In the saved form: the keys in order, then the model and the stages.
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Saved<'a> {
@@ -64,7 +64,7 @@ impl Serialize for Config {
 impl TryFrom<RawConfig> for Config {
     type Error = ConfigError;
 
-    /// The configuration that a run saved. What a person writes is none: it lacks keys that every run saves.
+    /// The configuration that a run saved. A configuration by a person is refused: it lacks keys that every run saves.
     fn try_from(saved: RawConfig) -> Result<Config, ConfigError> {
         if let Some(key) = saved.given().find(|key| !key.is_of_run()) {
             return error(format!("unknown field `{}`", key.name));
@@ -84,7 +84,8 @@ impl TryFrom<RawConfig> for Config {
 }
 
 impl RawConfig {
-    /// What it says where it is a configuration that a run saved: it has every key, so what a person writes is none.
+    /// The written settings, if this is the saved configuration of a run: such a configuration has every key, unlike
+    /// one by a person.
     pub(super) fn of_run(&self) -> Option<Result<RawConfig, ConfigError>> {
         Config::try_from(self.clone()).ok().map(|config| config.given_back())
     }
@@ -103,17 +104,18 @@ impl Config {
         }
         let staged = last.is_some();
         let raw = self.as_written()?;
-        // A model that weights were read from has its tokenizer beside them; that file of its checkpoint may be gone.
+        // A model that weights were read from has its tokenizer next to them; that file of its checkpoint may no longer
+        // exist.
         let tokenizer = raw.tokenizer.filter(|_| self.preset != IMPORTED || self.init_from.is_none());
         Ok(RawConfig {
-            // The stages say them.
+            // The stages set these.
             seq_len: raw.seq_len.filter(|_| !staged),
             batch_size: raw.batch_size.filter(|_| !staged),
             accumulate: raw.accumulate.filter(|_| !staged),
-            // Both: passes are counted again, and must be as many steps as they were.
+            // Both keys: the epochs are converted again, and must give the same number of steps.
             epochs: self.epochs,
             tokenizer,
-            // Of a process and not of a run.
+            // These belong to a process and not to a run.
             rank: None,
             ranks: None,
             link: None,
@@ -131,7 +133,7 @@ mod tests {
         toml::from_str(text).unwrap()
     }
 
-    /// What a file says, read as `--config` reads it.
+    /// Reads a text as a `--config` file.
     fn read(text: &str) -> Result<RawConfig, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.toml");
@@ -152,13 +154,13 @@ mod tests {
             for more in ["", "lr = 0.5\nwarmup = 2\nsteps = 9\nseed = 3", sizes, "seq_len = 64", attention, gpu] {
                 let written = raw(&format!("preset = '{}'\n{more}", preset.name));
                 let Ok(run) = Config::resolve(written) else {
-                    // Attention and gradients that this family has not.
+                    // This family lacks such attention and gradients.
                     assert!(preset.name.contains("neurogen") || preset.name.contains("gtx"), "{} {more}", preset.name);
                     continue;
                 };
                 let again = Config::resolve(read(&saved(&run)).unwrap()).unwrap();
                 assert_eq!(again, run, "{} {more}", preset.name);
-                // It goes on with its own file, too.
+                // The run continues with its own file, too.
                 assert_eq!(run.resumed(read(&saved(&run)).unwrap()).unwrap(), run, "{} {more}", preset.name);
             }
         }
@@ -174,7 +176,7 @@ mod tests {
         let over = |flags: &str| Config::resolve(file.clone().overlaid(raw(flags))).unwrap();
         assert_eq!((over("steps = 5").steps, over("steps = 5").epochs), (5, None));
         assert_eq!((over("epochs = 2").steps, over("epochs = 2").epochs), (0, Some(2)));
-        // Which of the two was changed cannot be told.
+        // It is unknown which of the two keys was changed.
         let other = read(&saved(&run).replace("epochs = 3", "epochs = 4")).unwrap();
         let message = run.resumed(other).unwrap_err().to_string();
         assert!(message.contains("epochs") && message.contains("steps"), "{message}");

@@ -1,15 +1,15 @@
-//! The learning rate as a function of the step, and what becomes of its decay where a run goes on.
+//! The learning rate as a function of the step, and its decay when a run continues.
 
 use capful_core::train::Schedule;
 
 use super::error::error;
 use super::{Config, ConfigError, DecayShape, LrSchedule, Span};
 
-/// Where nobody says it.
+/// The default share of the decay.
 const DECAY: f64 = 0.1;
 
 impl Config {
-    /// The learning rate's course.
+    /// The schedule of the learning rate.
     pub fn lr_schedule(&self) -> Schedule {
         Schedule {
             shape: self.schedule.core(),
@@ -22,15 +22,15 @@ impl Config {
         }
     }
 
-    /// The step after which the decay begins of a run of so many steps.
+    /// The step after which the decay begins in a run of `steps` steps.
     pub fn decays_after(&self, steps: u64) -> u64 {
         steps - of_share(self.decay, steps)
     }
 
-    /// Whether a run that ends on time can be planned: its rate is a matter of steps only while it falls.
+    /// Checks that a run with a time limit can be planned: its rate may depend on steps only during the decay.
     ///
     /// # Errors
-    /// What needs the number of the run's steps before they are done.
+    /// A setting that needs the run's number of steps in advance.
     pub(super) fn validate_time(&self) -> Result<(), ConfigError> {
         let Some(time) = self.time.map(Span) else { return Ok(()) };
         let needs = |what: &dyn std::fmt::Display| {
@@ -47,7 +47,8 @@ impl Config {
         }
     }
 
-    /// Steps before a decay of its own begins: all that one may have where there is none, or where steps are not counted yet.
+    /// The number of steps before a separate decay begins: all steps if there is none, or if epochs are not converted
+    /// yet.
     pub(super) fn steps_before_decay(&self) -> u64 {
         match self.schedule {
             LrSchedule::Wsd if self.steps > 0 => self.steps - of_share(self.decay, self.steps),
@@ -55,10 +56,10 @@ impl Config {
         }
     }
 
-    /// Whether the schedule's parts fit the run, as far as its steps are known.
+    /// Checks that the schedule's parts fit in the run, as far as its number of steps is known.
     ///
     /// # Errors
-    /// A decay of a schedule that has none; one that leaves no room for the warm-up.
+    /// Decay settings of a schedule without a separate decay; a decay that leaves no room for the warm-up.
     pub fn validate_schedule(&self) -> Result<(), ConfigError> {
         let Config { schedule, decay, decay_shape, warmup, steps, .. } = *self;
         if schedule != LrSchedule::Wsd {
@@ -73,7 +74,7 @@ impl Config {
             };
         }
         let falls = of_share(decay, steps);
-        // Passes over the data are not counted yet.
+        // Epochs may not be converted to steps yet.
         if steps > 0 && warmup.saturating_add(falls) > steps {
             return error(format!(
                 "a warm-up of {warmup} steps and a decay of {falls} (--decay {decay}) are more than the {steps} of the run; \
@@ -83,19 +84,19 @@ impl Config {
         Ok(())
     }
 
-    /// Whether the first `step` steps are the same as with the schedule of `before`, because the decay of neither has begun
-    /// by then.
+    /// Whether the first `step` steps are the same as with the schedule of `before`, because neither decay has begun by
+    /// then.
     pub fn decays_ahead(&self, before: &Config, step: u64) -> bool {
         let [now, then] = [self, before].map(Config::lr_schedule);
         let alike = Schedule { steps: then.steps, decay: then.decay, ..now } == then;
         self.schedule == LrSchedule::Wsd && alike && step <= now.stable_until().min(then.stable_until())
     }
 
-    /// Whether a run that did `step` steps of `before` can go on with this decay. Gives a line for people where the rate was
-    /// falling and another decay changes it at once.
+    /// Checks that a run that did `step` steps of `before` can continue with this decay. Returns a line for people if
+    /// the rate was decaying and another decay changes it at once.
     ///
     /// # Errors
-    /// A stable run whose decay would have begun before.
+    /// A run in its stable part whose decay would have begun earlier.
     pub fn require_decay_ahead(&self, before: &Config, step: u64) -> Result<Option<String>, ConfigError> {
         let [now, then] = [self, before].map(Config::lr_schedule);
         let both = [self, before].iter().all(|config| config.schedule == LrSchedule::Wsd);
@@ -103,7 +104,7 @@ impl Config {
             return Ok(None);
         }
         if step > then.stable_until() {
-            // The last step has no next one.
+            // There is no step after the last one.
             return Ok((step < now.steps).then(|| {
                 format!(
                     "the learning rate was falling since step {}: it goes from {:.3e} to {:.3e} at once",
@@ -126,12 +127,12 @@ impl Config {
     }
 }
 
-/// The steps of a decay: a share of the run's, at least one.
+/// The number of steps of a decay: a share of the run's, at least one.
 fn of_share(share: f64, steps: u64) -> u64 {
     ((share * steps as f64).round() as u64).clamp(steps.min(1), steps)
 }
 
-/// So many steps as a share of all, in few digits; nothing of none.
+/// A number of steps as a share of all steps, with few digits; `None` for 0 steps.
 fn share_of(part: u64, steps: u64) -> Option<String> {
     let short = (1..17).map(|digits| format!("{:.digits$}", part as f64 / steps as f64));
     let exact = |share: &String| share.parse().is_ok_and(|share: f64| share > 0.0 && of_share(share, steps) == part);
@@ -211,7 +212,7 @@ mod tests {
         );
         assert_eq!(says(&wsd(600, 0.167), 500), Ok(None));
         assert!(says(&wsd(600, 0.5), 600).unwrap_err().ends_with("already; give more --steps"));
-        // In its decay it goes on at another rate, and says so.
+        // Within its decay the run continues at another rate, and reports that.
         let line = says(&wsd(5000, 0.2), 950).unwrap().unwrap();
         assert_eq!(line, "the learning rate was falling since step 900: it goes from 1.650e-3 to 3.000e-3 at once");
     }

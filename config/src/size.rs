@@ -1,4 +1,4 @@
-//! Sizes in bytes, as users write and read them.
+//! Sizes in bytes, in the form that users write and read.
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,7 +41,7 @@ impl FromStr for ByteSize {
 impl TryFrom<toml::Value> for ByteSize {
     type Error = String;
 
-    /// A number, as runs save it, or what users write.
+    /// A number, as runs save it, or text as users write it.
     fn try_from(value: toml::Value) -> Result<Self, String> {
         match &value {
             toml::Value::Integer(n) => u64::try_from(*n).map(ByteSize).map_err(|_| format!("{n} is no size")),
@@ -53,7 +53,7 @@ impl TryFrom<toml::Value> for ByteSize {
 
 impl From<ByteSize> for toml::Value {
     fn from(ByteSize(bytes): ByteSize) -> toml::Value {
-        // No size is more than a file can say.
+        // Larger sizes cannot be written in a file.
         i64::try_from(bytes).unwrap_or(i64::MAX).into()
     }
 }
@@ -113,7 +113,7 @@ mod tests {
             assert_eq!(gpu(text), Ok(Some(NameOrSize(says.to_owned()))), "{text}");
         }
         assert!(gpu("gpu = true").unwrap_err().message().contains("neither a name nor a size"));
-        // A number is not rounded as a double would be.
+        // A number keeps more digits than a double would.
         assert_eq!(of("budget = 9007199254740993"), Ok(Some(ByteSize(9_007_199_254_740_993))));
         for text in ["budget = -1", "budget = true", "budget = '4 gigs'", "budget = [1]"] {
             assert!(of(text).unwrap_err().message().contains("is no size"), "{text}");

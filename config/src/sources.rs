@@ -1,4 +1,4 @@
-//! The sources that a run names, and their weights.
+//! The sources of a run, and their weights.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use super::error::error;
 use super::{Cache, Config, ConfigError, NO_CACHE, Order, is_path};
 
-/// The most sources of a mixture: what is said of each has its place in a line of bounded length.
+/// The most sources of a mixture: each has numbers in a line of bounded length.
 pub const MOST_SOURCES: usize = 32;
 
-/// One or several: in a file a string, or an array of them.
+/// One or several sources: in a file a string, or an array of strings.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged, expecting = "a source is a string, and several are an array of strings")]
 enum Written {
@@ -18,7 +18,7 @@ enum Written {
     Several(Vec<String>),
 }
 
-/// Sources as they are written, one at least.
+/// Sources in written form, at least one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct Names(Vec<String>);
@@ -51,27 +51,27 @@ impl<S: Into<String>> From<S> for Names {
 }
 
 impl Names {
-    /// Of several words of the command line; nothing where there are none.
+    /// The sources of several words of the command line; `None` for no words.
     pub(super) fn of(names: Vec<String>) -> Option<Names> {
         (!names.is_empty()).then_some(Names(names))
     }
 
-    /// The first of them.
+    /// The first source.
     pub fn first(&self) -> &str {
         self.0.first().map_or("", |name| name)
     }
 
-    /// The only one, where there is one.
+    /// The only source, if there is just one.
     pub fn only(&self) -> Option<&str> {
         self.0.first().filter(|_| self.0.len() == 1).map(|name| &**name)
     }
 
-    /// All of them, as written.
+    /// All sources, as written.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
         self.0.iter().map(|name| &**name)
     }
 
-    /// Calls those that are the `same` as `ours` at their place by the names that these have; weights stay as they are.
+    /// Replaces names that are the `same` as the name at the same index of `ours` by that name; weights stay unchanged.
     pub(super) fn called_as(&mut self, ours: &Names, same: &dyn Fn(&str, &str) -> bool) {
         let several = self.0.len() > 1;
         if self.0.len() != ours.0.len() {
@@ -89,14 +89,14 @@ impl Names {
         }
     }
 
-    /// Gives one of them, which is the same, another name.
+    /// Gives source `number`, whose data is the same, another name.
     pub fn rename(&mut self, number: usize, name: String) {
         if let Some(ours) = self.0.get_mut(number) {
             *ours = name;
         }
     }
 
-    /// Changes every path, and not the weights behind it.
+    /// Changes every path, but not the weight after it.
     pub(super) fn change(&mut self, changed: &dyn Fn(&str) -> String) {
         let several = self.0.len() > 1;
         for name in &mut self.0 {
@@ -114,7 +114,8 @@ impl fmt::Display for Names {
     }
 }
 
-/// A source of several and its weight, where one is written: what stands behind the last `=` in the last part of a path.
+/// A source of a mixture and its weight, if one is written: the text after the last `=` in the last component of the
+/// path.
 fn apart(written: &str) -> (&str, Option<&str>) {
     match written.rsplit_once('=') {
         Some((name, weight)) if !weight.contains('/') => (name, Some(weight)),
@@ -127,15 +128,15 @@ fn apart(written: &str) -> (&str, Option<&str>) {
 pub struct Sources(Vec<(String, f64)>);
 
 impl Sources {
-    /// One, by its name, whatever stands in it.
+    /// A single source by its name, which may contain any characters.
     pub fn one(name: impl Into<String>) -> Sources {
         Sources(vec![(name.into(), 1.0)])
     }
 
-    /// What is written. One alone has no weight: all that is written is its name.
+    /// Parses the written sources. A single source has no weight: the whole text is its name.
     ///
     /// # Errors
-    /// A weight that is none; too many sources.
+    /// An invalid weight; too many sources.
     pub fn read(names: &Names) -> Result<Sources, String> {
         if let Some(name) = names.only() {
             return Ok(Sources::one(name));
@@ -172,7 +173,7 @@ impl Sources {
         }
     }
 
-    /// As they would be written: what is read back is the same.
+    /// The written form, from which the same sources are read.
     pub fn as_names(&self) -> Names {
         match &self.0[..] {
             [(name, _)] => Names(vec![name.clone()]),
@@ -180,38 +181,38 @@ impl Sources {
         }
     }
 
-    /// The name of the first.
+    /// The name of the first source.
     pub fn first(&self) -> &str {
         self.0.first().map_or("", |(name, _)| name)
     }
 
-    /// The name of the only one, where there is one.
+    /// The name of the only source, if there is just one.
     pub fn only(&self) -> Option<&str> {
         (!self.is_mixture()).then(|| self.first())
     }
 
-    /// Whether there are several.
+    /// Whether there are several sources.
     pub fn is_mixture(&self) -> bool {
         self.0.len() > 1
     }
 
-    /// The names of all of them.
+    /// The names of all sources.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.0.iter().map(|(name, _)| &**name)
     }
 
-    /// Their weights.
+    /// The weights of all sources.
     pub fn weights(&self) -> Vec<f64> {
         self.0.iter().map(|(_, weight)| *weight).collect()
     }
 
-    /// Each one's share of all; they add up to 1.
+    /// The share of each source; the shares add up to 1.
     pub fn shares(&self) -> Vec<f64> {
         let sum: f64 = self.0.iter().map(|(_, weight)| weight).sum();
         self.0.iter().map(|(_, weight)| weight / sum).collect()
     }
 
-    /// Gives one of them, which is the same, another name.
+    /// Gives source `number`, whose data is the same, another name.
     pub fn rename(&mut self, number: usize, name: String) {
         if let Some((ours, _)) = self.0.get_mut(number) {
             *ours = name;
@@ -230,7 +231,8 @@ impl fmt::Display for Sources {
 }
 
 impl Config {
-    /// Refuses what a mixture of sources has not, and names for validation that do not match the sources.
+    /// Refuses settings that a mixture of sources does not support, and validation sources that do not match the
+    /// sources.
     pub(super) fn validate_sources(&self) -> Result<(), ConfigError> {
         let (sources, named) =
             (self.data.names().len(), self.validation.as_ref().map_or(1, |names| names.iter().len()));
@@ -273,8 +275,8 @@ impl Config {
         Ok(())
     }
 
-    /// The same run with one of its sources alone, of which the tokens are kept in a directory in `run`; itself where it has
-    /// one.
+    /// The same run with only source `number`; its tokens are cached in a subdirectory of `run`. The unchanged run if
+    /// it has a single source.
     pub fn of_source(&self, number: usize, run: &std::path::Path) -> Config {
         let mut config = self.clone();
         if !self.data.is_mixture() {

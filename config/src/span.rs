@@ -1,4 +1,4 @@
-//! Spans of time, as users write and read them.
+//! Spans of time, in the form that users write and read.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct Span(pub f64);
 
-/// From the longest.
+/// From the longest unit to the shortest.
 const UNITS: [(char, f64); 4] = [('d', 86_400.0), ('h', 3600.0), ('m', 60.0), ('s', 1.0)];
-/// The longest, in seconds: about a hundred years.
+/// The longest span, in seconds: about a hundred years.
 const MOST: f64 = 3.2e9;
 
 impl FromStr for Span {
@@ -25,7 +25,7 @@ impl FromStr for Span {
             let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(other)?;
             let (number, behind) = rest.split_at(end);
             let unit = behind.chars().next().ok_or_else(other)?;
-            // Each unit once, from the longest.
+            // Each unit at most once, from the longest to the shortest.
             let at = units.iter().position(|(name, _)| *name == unit).ok_or_else(other)?;
             seconds += number.parse::<f64>().map_err(|_| other())? * units[at].1;
             (rest, units) = (&behind[unit.len_utf8()..], &units[at + 1..]);

@@ -1,4 +1,4 @@
-//! The stages of a curriculum, decided.
+//! The resolved stages of a curriculum.
 
 use capful_core::train::{Curriculum, Stage};
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub struct StageConfig {
 }
 
 impl StageConfig {
-    /// The stages as written, of `scale` times as many sequences.
+    /// Resolves the written stages, with `scale` times as many sequences.
     pub(super) fn scaled(raw: &[RawStage], clip: f32, scale: Option<f64>) -> Result<Vec<StageConfig>, ConfigError> {
         let mut stages: Vec<_> = raw.iter().map(|stage| StageConfig::resolve(stage, clip)).collect();
         let Some(scale) = scale else { return Ok(stages) };
@@ -81,8 +81,8 @@ impl Config {
         Ok(())
     }
 
-    /// The curriculum: a stage a stage, or one for the whole run. Stages that begin after the run's last step are not
-    /// of it.
+    /// The curriculum: one entry for each stage, or a single one for the whole run. Stages that begin after the run's
+    /// last step are omitted.
     pub fn stages(&self) -> Vec<Stage> {
         let Config { batch_size: batch, seq_len, accumulate, clip, steps, .. } = *self;
         if self.stage.is_empty() {
@@ -92,7 +92,7 @@ impl Config {
         self.stage.iter().filter(reached).map(|stage| stage.resolved()).collect()
     }
 
-    /// The same run with the shape of stage `number`, counted from 1, for all steps.
+    /// The same run with the shape of stage `number`, counted from 1, in all steps.
     ///
     /// # Errors
     /// There is no such stage.
@@ -126,7 +126,7 @@ mod tests {
                 assert_eq!(*stage, StageConfig { batch_size, ..*was });
             }
             assert_eq!(scaled.batch_size, (32.0 * factor) as u32);
-            // It goes on with the line that it began with, and is not scaled twice.
+            // The run continues with the command line it began with, and is not scaled twice.
             let line = RawConfig { stage_scale: Some(factor), ..raw("preset = 'yxanul-197m'") };
             assert_eq!(scaled.resumed(line.clone()).unwrap(), scaled);
             assert_eq!(scaled.resumed(raw("")).unwrap(), scaled);

@@ -1,4 +1,4 @@
-//! The keys of a run's configuration: each stands here, and nowhere else.
+//! The list of all keys of a run's configuration; no other list exists.
 
 use capful_core::integer::Integer;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};

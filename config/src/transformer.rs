@@ -1,4 +1,4 @@
-//! The sizes and parts of a transformer as they are written.
+//! The sizes and parts of a transformer in written form.
 
 use capful_core::model::Transformer;
 use capful_core::model::transformer::{self, Dialect};
@@ -67,7 +67,7 @@ words! {
 impl TryFrom<toml::Value> for Bias {
     type Error = String;
 
-    /// A word; or a switch, as it is written by earlier versions.
+    /// A word; or a boolean, as in earlier versions.
     fn try_from(value: toml::Value) -> Result<Bias, String> {
         let once = value.as_bool().map(|all| if all { Bias::All } else { Bias::None });
         let said = value.as_str().and_then(Bias::named).or(once);
@@ -150,24 +150,24 @@ model_keys! {
 }
 
 impl TransformerConfig {
-    /// What is not written, where the family is one of `dialect`.
+    /// The defaults of missing keys, for a family of `dialect`.
     pub(super) fn defaults(dialect: Dialect) -> toml::Table {
         let text = match dialect {
             Dialect::GptNeox => include_str!("presets/gpt_neox.toml"),
             Dialect::Llama => include_str!("presets/llama.toml"),
         };
-        // A test parses both with every preset.
+        // A test parses both texts together with every preset.
         toml::from_str(text).unwrap_or_default()
     }
 
     /// The model.
     pub(super) fn family(&self, dialect: Dialect) -> Transformer {
         let head_size = match self.head_size {
-            // Where the heads do not divide the width, that is refused later.
+            // Heads that do not divide the width are refused later.
             0 if self.d_model.is_multiple_of(self.heads.max(1)) => self.d_model / self.heads.max(1),
             given => given,
         };
-        // As GPT-NeoX: the share of a head, rounded down; an odd number is refused later.
+        // As in GPT-NeoX: the share of a head, rounded down; an odd number is refused later.
         let rotary_dims = f64::from(head_size) * f64::from(self.rotary_pct);
         Transformer {
             layers: self.layers,

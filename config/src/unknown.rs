@@ -1,13 +1,14 @@
-//! What is said of a key of a file that does not exist.
+//! The message for an unknown key in a file.
 
 use super::error::{ConfigError, error};
 use super::keys::keys;
 use super::nearest::nearest;
 
-/// Where the keys are described.
+/// Where the keys are documented.
 const PAGE: &str = "docs/configuration.md describes the keys";
 
-/// What the parser says, in one line; of a key that it does not know, the nearest one in the place of all there are.
+/// The parser's message in one line; for an unknown key it names the closest known key in place of the list of all
+/// keys.
 pub(super) fn told(message: &str) -> String {
     let Some((key, known)) = message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) else {
         return message.replace('\n', " ");
@@ -20,14 +21,14 @@ fn no_key<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> String {
     format!("there is no key {key}; {near}{PAGE}")
 }
 
-/// Refuses a key of `[model]` that no family has, with its line in `text`.
+/// Refuses an unknown key of `[model]`, with its line in `text`.
 ///
 /// # Errors
-/// The first such key.
+/// The first unknown key.
 pub(super) fn refuse_in_model(model: &toml::Table, text: &str) -> Result<(), ConfigError> {
     let known = || ["pythia", "neurogen"].into_iter().flat_map(keys).map(|key| key.name).chain(["family"]);
     let Some(key) = model.keys().find(|key| known().all(|name| name != *key)) else { return Ok(()) };
-    // Where the table is written otherwise, the key alone is named.
+    // If the table is written in another notation, only the key is named.
     let says = |line: &str| {
         let line = line.trim_start().trim_start_matches("model.");
         line.strip_prefix(key.as_str()).is_some_and(|rest| rest.trim_start().starts_with('='))

@@ -1,4 +1,4 @@
-//! What keys hold: as it is written, and decided.
+//! The values of keys: in written form, and resolved.
 
 use clap::builder::{EnumValueParser, ValueParser};
 use clap::{ArgMatches, value_parser};
@@ -11,15 +11,15 @@ use super::{
     StatesChoice,
 };
 
-/// A value as it is written, on the command line or in a file.
+/// A value in written form, from the command line or a file.
 pub(super) trait Value: Sized + Serialize + for<'de> Deserialize<'de> {
-    /// Whether the command line may give it several times.
+    /// Whether the command line may contain it several times.
     const SEVERAL: bool = false;
 
-    /// Reads it on the command line.
+    /// The parser for the command line.
     fn parser() -> ValueParser;
 
-    /// What the command line says of a key; nothing of one that is no flag.
+    /// The value of a key on the command line; `None` for a key that is not a flag.
     fn said(matches: &ArgMatches, key: &str) -> Option<Self>
     where
         Self: Clone + Send + Sync + 'static,
@@ -27,15 +27,15 @@ pub(super) trait Value: Sized + Serialize + for<'de> Deserialize<'de> {
         matches.try_get_one(key).ok().flatten().cloned()
     }
 
-    /// Reads it in a file that has it.
+    /// Deserializes it from a file that contains it.
     ///
     /// # Errors
-    /// What is none.
+    /// An invalid value.
     fn in_file<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Self>, D::Error> {
         Self::deserialize(from).map(Some)
     }
 
-    /// As people write it.
+    /// The text that people write.
     fn text(&self) -> String {
         match toml::Value::try_from(self) {
             Ok(toml::Value::String(text)) => text,
@@ -43,26 +43,26 @@ pub(super) trait Value: Sized + Serialize + for<'de> Deserialize<'de> {
         }
     }
 
-    /// The same, each time that the command line would give it.
+    /// The texts for the command line, one for each occurrence of the flag.
     fn texts(&self) -> Vec<String> {
         vec![self.text()]
     }
 }
 
-/// What a key of a run is, where it is written as a `W`.
+/// The value of a key in a run; `W` is its written form.
 pub(super) trait Decided<W>: Sized {
-    /// What is written, decided.
+    /// Resolves the written value.
     ///
     /// # Errors
-    /// What only a plan decides.
+    /// A value that only a plan can resolve.
     fn of(written: W) -> Result<Self, String>;
 
-    /// What it is where nothing is written, if that is nothing.
+    /// The value if nothing is written, provided that a missing value is permitted.
     fn unsaid() -> Option<Self> {
         None
     }
 
-    /// As it would be written.
+    /// The written form.
     fn written(&self) -> Option<W>;
 }
 
@@ -80,7 +80,8 @@ impl<W, D: Decided<W>> Decided<W> for Option<D> {
     }
 }
 
-/// Types with their parsers, and what else is another than usual. A run has a value as it is written, or as `=>` says.
+/// Types with their parsers and deviations from the defaults. A run has a value of the written type, or of the type
+/// after `=>`.
 macro_rules! values {
     ($( $type:ty $(=> $decided:ty, $of:expr, $written:expr)?; $parser:expr; { $($more:tt)* } )*) => { $(
         values!(@decided $type $(=> $decided, $of, $written)?);
@@ -105,7 +106,7 @@ macro_rules! values {
     };
 }
 
-/// What both kinds of counts, and of numbers, share.
+/// The common parts of both kinds of counts, and of both kinds of numbers.
 macro_rules! alike {
     (counts $($type:ty),+) => { values! { $(
         $type; ValueParser::new(count::<$type>); {

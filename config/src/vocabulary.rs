@@ -1,31 +1,32 @@
-//! How many ids a model has where its data gives fewer than it could have.
+//! The number of a model's ids, if its data has fewer ids than the cap.
 
 use capful_base::human_bytes;
 use capful_core::vocab::BYTE_IDS;
 
 use super::{Config, ModelConfig, RawConfig};
 
-/// A vocabulary of so many times the data's ids does not fit them.
+/// A vocabulary that is this many times the data's number of ids is too large.
 const TOO_LARGE: u32 = 2;
-/// Bytes of text for each id that BPE makes of it, so that a token occurs often enough to be learnt: about seventy times
-/// on average.
+/// Bytes of text for each id of a BPE trained on it, so that a token occurs often enough to be learnt: about seventy
+/// times on average.
 const TEXT_OF_AN_ID: u64 = 256;
 
 impl RawConfig {
-    /// The vocabulary that was asked for, as a key of its own or of the model.
+    /// The requested vocabulary, from its own key or from the model's table.
     pub fn asked_vocabulary(&self) -> Option<u32> {
         let of_model = || self.model.get("vocab_size")?.as_integer()?.try_into().ok();
         self.vocab_size.or_else(of_model)
     }
 
-    /// Whether somebody decided the vocabulary. If not, that of a preset is a cap.
+    /// Whether the user has set the vocabulary. If not, that of a preset is a cap.
     pub fn decides_vocabulary(&self) -> bool {
         self.asked_vocabulary().is_some() || self.set.iter().any(|pair| pair.starts_with("vocab_size="))
     }
 }
 
 impl Config {
-    /// Lowers the cap of a BPE that nobody asked for to what `bytes` of text are enough for. Gives a line for people.
+    /// Lowers the default cap of a BPE to a number of ids for which `bytes` of text are enough. Returns a line for
+    /// people.
     pub fn fit_text(&mut self, bytes: u64) -> Option<String> {
         let (cap, enough) = (self.vocab_size(), u64::from(BYTE_IDS) + bytes / TEXT_OF_AN_ID);
         if self.tokenizer != "bpe" || enough >= cap.into() {
@@ -47,8 +48,8 @@ impl Config {
         }
     }
 
-    /// Lowers a vocabulary that nobody asked for to the `ids` that the tokenizer has, where it is at least twice that.
-    /// Gives a line for people.
+    /// Lowers a default vocabulary to the tokenizer's number of `ids`, if it is at least twice that. Returns a line for
+    /// people.
     pub fn fit_vocabulary(&mut self, ids: u32) -> Option<String> {
         let cap = self.vocab_size();
         if cap / TOO_LARGE < ids {
@@ -61,7 +62,7 @@ impl Config {
         ))
     }
 
-    /// Where at least half of the model's rows are of ids that the tokenizer does not have, a line that says so.
+    /// A line for people if at least half of the model's rows belong to ids that the tokenizer does not have.
     pub fn unused_vocabulary(&self, ids: u32) -> Option<String> {
         let rows = self.vocab_size();
         (rows / TOO_LARGE >= ids).then(|| {

@@ -1,8 +1,8 @@
-//! How many steps of warm-up a run has where nobody said it.
+//! The default number of warm-up steps.
 
 use super::{Config, Preset, RawConfig};
 
-/// Those of the preset, or as large a share of a shorter run as of the preset's; at least 1 % of the run, and one.
+/// The preset's number, or the same share of a shorter run; at least 1 % of the run, and at least one step.
 fn of(preset: &RawConfig, steps: u64) -> u64 {
     let share = |own: u64, of: u64| (u128::from(steps) * u128::from(own) / u128::from(of.max(1))) as u64;
     let own = match (preset.warmup, preset.steps) {
@@ -13,16 +13,16 @@ fn of(preset: &RawConfig, steps: u64) -> u64 {
 }
 
 impl Config {
-    /// The steps of warm-up that the run has where nobody said another number.
+    /// The default number of warm-up steps of this run.
     pub fn default_warmup(&self) -> u64 {
         let preset = Preset::find(&self.preset).map_or_else(RawConfig::default, Preset::raw);
         of(&preset, self.steps).min(self.steps_before_decay())
     }
 
-    /// A line for people where the run ends before its learning rate has risen.
+    /// A line for people if the run ends before its learning rate has risen.
     pub fn unfinished_warmup(&self) -> Option<String> {
         let Config { warmup, steps, .. } = *self;
-        // The first step of one has the whole rate.
+        // With a warm-up of one step, the first step already has the full rate.
         (warmup >= steps && warmup > 1).then(|| {
             format!("a warm-up of {warmup} steps takes all {steps} of the run, so its learning rate only rises; lower --warmup")
         })
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_warm_up_is_a_small_share_of_any_run() {
-        // Llama-tiny: 50 of 1000. Neurogen-tiny: 30 of 2000. Pythia-14m: none of its own.
+        // Llama-tiny: 50 of 1000. Neurogen-tiny: 30 of 2000. Pythia-14m: no warm-up in the preset.
         for (preset, steps, warmup) in [
             ("llama-tiny", 1, 1),
             ("llama-tiny", 30, 1),
@@ -58,7 +58,7 @@ mod tests {
             ("llama-tiny", 999, 49),
             ("llama-tiny", 4000, 50),
             ("llama-tiny", 20_000, 200),
-            // A decay that begins before leaves so much of it.
+            // A decay that begins earlier shortens the warm-up.
             ("quick-tiny", 1, 0),
             ("quick-tiny", 2, 1),
             ("neurogen-tiny", 200, 3),
@@ -67,7 +67,7 @@ mod tests {
         ] {
             let config = resolve(&format!("preset = '{preset}'\nsteps = {steps}"));
             assert_eq!((config.warmup, config.unfinished_warmup()), (warmup, None), "{preset} {steps}");
-            // Passes become steps later.
+            // Epochs become steps later.
             let counted = Config { steps, ..resolve(&format!("preset = '{preset}'\nepochs = 1")) };
             assert_eq!(counted.default_warmup(), warmup, "{preset} {steps}");
         }
@@ -76,7 +76,7 @@ mod tests {
         let line = given.unfinished_warmup().unwrap();
         assert!(line.contains("30 steps") && line.contains("--warmup"), "{line}");
         assert!(resolve("preset = 'pythia-tiny'\nsteps = 30\nwarmup = 29").unfinished_warmup().is_none());
-        // As many steps as anyone can write.
+        // The largest number of steps that can be written.
         assert_eq!(resolve("preset = 'llama-tiny'\nsteps = 9223372036854775807").warmup, i64::MAX as u64 / 100);
     }
 }

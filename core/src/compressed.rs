@@ -1,12 +1,12 @@
-//! Optimizer states, and activations that are kept for a backward pass, in 8 bits: blocks of 128 numbers, each a scale in f32 and a
-//! code for each number.
+//! Optimizer states, and activations saved for a backward pass, in 8 bits: blocks of 128 numbers, each with a scale in
+//! f32 and one code for each number.
 //!
-//! A code is a number as a share of the largest of its block, spread so that small shares have finer steps (companding, as in
-//! FlashOptim, arXiv 2602.23349). Momenta and activations have a sign, `c = 127 · 2 x / (1 + |x|)`. Second moments have none and are
-//! kept by their fourth root, `c = 255 · x^(1/4)`, at least 1 where x is not 0: a step divides by their square root, so none may
-//! become 0.
+//! A code is a number's share of the largest number in its block, spread so that small shares have finer steps
+//! (companding, as in FlashOptim, arXiv 2602.23349). Momenta and activations have a sign, `c = 127 · 2 x / (1 + |x|)`.
+//! Second moments have none and are stored as their fourth root, `c = 255 · x^(1/4)`, at least 1 where x is not 0: an
+//! update divides by their square root, so none may become 0.
 //!
-//! What was decoded encodes to the same bytes again.
+//! A decoded block encodes to the same bytes again.
 
 /// Numbers of a block.
 pub const BLOCK: usize = 128;
@@ -14,10 +14,10 @@ pub const BLOCK: usize = 128;
 pub const BYTES: usize = 4 + BLOCK;
 /// A block.
 pub type Block = [u8; BYTES];
-/// A block whose largest number is smaller than this is all zeros: a power of two that f32 can divide by.
+/// A block whose largest number is smaller than this becomes all zeros: a power of two, whose inverse is a finite f32.
 const SMALLEST: f32 = 1.0 / (1u128 << 100) as f32;
 
-/// What the codes of a block mean.
+/// The meaning of a block's codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Code {
     /// Numbers of either sign.
@@ -27,7 +27,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// The number of a code in a block of this scale.
+    /// The number that a code stands for in a block of this scale.
     #[inline(always)]
     pub fn decode(self, code: u8, scale: f32) -> f32 {
         match self {
@@ -42,10 +42,10 @@ impl Code {
         }
     }
 
-    /// The code nearest to `x`, in a block of which 1 / scale is `inverse`; `root` is the square root.
+    /// The code nearest to `x`, in a block whose scale is 1 / `inverse`; `root` is the square root.
     #[inline(always)]
     fn encode(self, x: f32, inverse: f32, root: impl Fn(f32) -> f32) -> u8 {
-        // Rounds to an integer, which then stands in the low bits.
+        // Rounds to an integer, which is then in the low bits.
         const ROUND: f32 = 12_582_912.0;
         let share = x * inverse;
         match self {
@@ -65,13 +65,13 @@ impl Code {
         numbers.iter_mut().zip(codes).for_each(|(x, code)| *x = self.decode(*code, scale));
     }
 
-    /// Makes a block of numbers.
+    /// Encodes numbers as a block.
     #[inline(always)]
     pub fn pack(self, numbers: &[f32; BLOCK], block: &mut Block) {
         self.pack_by(libm::sqrtf, numbers, block);
     }
 
-    /// The same by a square root that the caller has an instruction for.
+    /// As [`Code::pack`], with a square root for which the caller has an instruction.
     #[inline(always)]
     pub fn pack_by(self, root: impl Fn(f32) -> f32, numbers: &[f32; BLOCK], block: &mut Block) {
         let largest = numbers.iter().fold(0.0, |most: f32, x| most.max(libm::fabsf(*x)));
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// Numbers of many sizes beside each other.
+    /// Numbers of very different sizes.
     fn drawn(stream: u64, code: Code, scale: f32) -> [f32; BLOCK] {
         let random = Random::new(5, stream);
         core::array::from_fn(|i| {
@@ -106,7 +106,7 @@ mod tests {
                 code.unpack(&block, &mut back);
                 let largest = numbers.iter().fold(0.0f32, |most, x| most.max(x.abs()));
                 for (x, y) in numbers.iter().zip(back) {
-                    // In f64: the step of the code there is the slope of its inverse.
+                    // In f64: there, the step of the code is the slope of the inverse function.
                     let (share, y) = (f64::from(*x) / f64::from(largest), f64::from(y) / f64::from(largest));
                     let most = match code {
                         Code::Moment => (1.0 + share.abs()).powi(2) / 254.0 / 2.0 * 1.01,
@@ -119,7 +119,7 @@ mod tests {
                     );
                     assert!(code == Code::Moment || (*x == 0.0) == (y == 0.0), "{x} is {y}");
                 }
-                // The largest is exact.
+                // The largest number is exact.
                 assert!(back.iter().any(|y| y.abs() == largest), "{code:?}");
             }
         }

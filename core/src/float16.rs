@@ -1,5 +1,5 @@
-//! Numbers of IEEE 754 half precision, the scales of weights in integers: converted by integer arithmetic, so that a
-//! machine without instructions for them has the same bits.
+//! Numbers of IEEE 754 half precision, the scales of weights in integers. Integer arithmetic converts them, so that a
+//! machine without half-precision instructions computes the same bits.
 
 /// The largest finite number.
 pub const MAX: f32 = 65_504.0;
@@ -10,14 +10,14 @@ pub const fn decode(bits: u16) -> f32 {
     if magnitude >= 31 << 23 {
         return f32::from_bits(sign | 0x7f80_0000 | magnitude);
     }
-    // The exponent is 112 too small, of an f32 of few digits as well; the product is exact.
+    // The exponent is 112 too small, also for subnormal numbers; the multiplication is exact.
     f32::from_bits(sign | magnitude) * f32::from_bits((127 + 112) << 23)
 }
 
-/// As [`decode`], of two at once: in fewer steps where both are positive and finite, as most scales are.
+/// As [`decode`], for two numbers at once: faster where both are positive and finite, as most scales are.
 pub const fn decode_two(bits: [u16; 2]) -> [f32; 2] {
     let both = bits[0] as u32 | (bits[1] as u32) << 16;
-    // Infinity and what is above it would carry into the sign.
+    // Infinities and NaN would carry into the sign.
     if both.wrapping_add(0x0400_0400) & 0x8000_8000 != 0 || both & 0x8000_8000 != 0 {
         return [decode(bits[0]), decode(bits[1])];
     }
@@ -25,7 +25,7 @@ pub const fn decode_two(bits: [u16; 2]) -> [f32; 2] {
     [f32::from_bits((both & 0xffff) << 13) * UP, f32::from_bits((both >> 16) << 13) * UP]
 }
 
-/// The nearest number, of two the even one; [`MAX`] of its sign where |x| is larger. NaN stays NaN.
+/// The nearest number, ties to even; [`MAX`] with the sign of x where |x| is larger. NaN stays NaN.
 pub const fn encode(x: f32) -> u16 {
     let (sign, magnitude) = ((x.to_bits() >> 16) as u16 & 0x8000, x.to_bits() & 0x7fff_ffff);
     if magnitude > 0x7f80_0000 {
@@ -33,10 +33,10 @@ pub const fn encode(x: f32) -> u16 {
     }
     let bits = if magnitude > MAX.to_bits() { MAX.to_bits() } else { magnitude };
     let code = if bits >= 113 << 23 {
-        // Half a unit of the last bit kept, less one where that bit is even; a carry is the next exponent.
+        // Adds half a unit of the last remaining bit, less one where that bit is even; a carry goes to the exponent.
         ((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112 << 10)
     } else {
-        // In units of 2⁻²⁴, which a sum with 2²³ rounds to whole ones.
+        // In units of 2⁻²⁴; adding 2²³ rounds to whole units.
         (f32::from_bits(bits) * 16_777_216.0 + 8_388_608.0).to_bits() & 0x7ff
     };
     sign | code as u16
@@ -74,7 +74,7 @@ mod tests {
         }
         // Ties: between 1 and the next number, and between that and its next.
         assert_eq!([1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0].map(encode), [0x3c00, 0x3c02]);
-        // Between the smallest number and nothing, and a little above.
+        // Between the smallest number and 0, and a little above.
         assert_eq!([1.0 / 33_554_432.0, 1.01 / 33_554_432.0].map(encode), [0, 1]);
     }
 }

@@ -13,11 +13,11 @@ pub enum Format {
     E5m2,
 }
 
-/// What NaN becomes.
+/// The code of NaN.
 const NAN: u8 = 0x7f;
 
 impl Format {
-    /// The format that a region of this type holds.
+    /// The format of a region of this type.
     pub const fn of(dtype: Dtype) -> Option<Format> {
         match dtype {
             Dtype::E4m3 => Some(Format::E4m3),
@@ -42,7 +42,7 @@ impl Format {
         }
     }
 
-    /// The code nearest to `x`, of two the even one; the largest of its sign where |x| is larger, infinite included.
+    /// The code nearest to `x`, ties to even; the largest number with the sign of `x` where |x| is larger or infinite.
     /// NaN stays NaN.
     pub fn encode(self, x: f32) -> u8 {
         let (mantissa, bias) = self.layout();
@@ -54,11 +54,12 @@ impl Format {
         let bits = if magnitude > self.max() { self.max().to_bits() } else { magnitude.to_bits() };
         let cut = 23 - mantissa;
         let code = if bits >= (128 - bias) << 23 {
-            // Half a unit of the last bit kept, less one where that bit is even; a carry is the next exponent.
+            // Adds half a unit of the last remaining bit, less one where that bit is even; a carry goes to the
+            // exponent.
             let rounded = bits + (1 << (cut - 1)) - 1 + (bits >> cut & 1);
             (rounded >> cut) - ((127 - bias) << mantissa)
         } else {
-            // In units of the smallest number, which a sum with 2²³ rounds to whole ones.
+            // In units of the smallest number; adding 2²³ rounds to whole units.
             let units = f32::from_bits(bits) * power_of_two(bias + mantissa - 1);
             (units + 8_388_608.0).to_bits() & 0xff
         };
@@ -79,8 +80,9 @@ impl Format {
         if code & 0x80 == 0 { magnitude } else { -magnitude }
     }
 
-    /// The largest power of two that `amax` can be multiplied with and stay within the format; 1 for an `amax` of 0.
-    /// A power of two changes no digit of a value. Exponents end at ±62, so that the inverses of two have a product.
+    /// The largest power of two by which `amax` can be multiplied within the range of the format; 1 for an `amax` of 0.
+    /// A power of two changes no digit of a value. Exponents are limited to ±62, so that the product of two inverses is
+    /// finite.
     pub fn scale(self, amax: f32) -> f32 {
         if amax == 0.0 {
             return 1.0;
@@ -121,7 +123,7 @@ mod tests {
         }
     }
 
-    /// The codes of finite numbers that are not negative, in their order.
+    /// The codes of finite numbers that are not negative, in ascending order.
     fn finite(format: Format) -> impl Iterator<Item = u8> {
         (0..128u8).filter(move |c| oracle(format, *c).is_finite())
     }
@@ -166,7 +168,7 @@ mod tests {
         let random = Random::new(4, 8);
         for format in FORMATS {
             for i in 0..20_000 {
-                // All exponents that matter, and some beyond.
+                // All exponents that matter, and some beyond them.
                 let x = random.normal(2 * i) * libm::exp2f(random.below(2 * i + 1, 40) as f32 - 24.0);
                 let off = |c: u8| (oracle(format, c) - f64::from(x)).abs();
                 let all = finite(format).flat_map(|c| [c, c | 0x80]);
@@ -213,7 +215,7 @@ mod tests {
                 assert_eq!(scale.to_bits() << 9, 0, "a power of two");
             }
             assert_eq!(format.scale(0.0), 1.0);
-            // Finite, and its inverse too.
+            // The scale is finite, and so is its inverse.
             assert_eq!(format.scale(1e-45), libm::exp2f(62.0));
             assert_eq!(format.scale(f32::MAX).to_bits() << 9, 0);
             assert!(format.scale(f32::MAX) >= libm::exp2f(-62.0));

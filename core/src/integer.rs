@@ -1,10 +1,10 @@
-//! Numbers in integers with scales: weights of 8 or 4 bits, activations of 8. `x ≈ code · scale`.
+//! Numbers as integers with scales: weights of 8 or 4 bits, activations of 8. `x ≈ code · scale`.
 //!
-//! Codes of 4 bits stand two a byte, row behind row. In 8 bits two rows share their bytes, in [`pair`]s, which a chip adds
-//! up with fewer instructions. A weight's scales are of half precision: one a row in 8 bits, one a group of inputs in 4. An
-//! activation's is f32, one a row, made as the model runs. Codes are to the nearest, of two the even one. Nothing here needs
-//! more than f32 additions, multiplications and divisions, each rounded by itself, so the bits are the same on every
-//! machine.
+//! Codes of 4 bits are stored two in a byte, row after row. In 8 bits, two rows are interleaved as a [`pair`], which a
+//! chip multiplies with fewer instructions. A weight's scales are in half precision: one for each row in 8 bits, one
+//! for each group of inputs in 4 bits. An activation's scale is an f32, one for each row, computed while the model
+//! runs. Codes are rounded to the nearest, ties to even. Nothing here needs more than f32 additions, multiplications
+//! and divisions, each rounded by itself, so every machine computes the same bits.
 
 pub mod pair;
 mod row;
@@ -17,29 +17,29 @@ use self::pair::Side;
 use crate::float16;
 use crate::memory::Dtype;
 
-/// Integers that weights are kept in.
+/// The integer types of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Integer {
-    /// −127 … 127, a byte each: the same grid on both sides of 0.
+    /// −127 … 127, a byte each: symmetric around 0.
     Int8,
-    /// −8 … 7, two a byte: of sixteen codes none is lost. The largest of a group is mostly −8, since its scale may be
-    /// negative, and then the others have a grid finer by an eighth than in −7 … 7.
+    /// −8 … 7, two in a byte: all sixteen codes are used. The largest number of a group mostly gets the code −8, since
+    /// its scale may be negative, so the grid is finer by an eighth than that of −7 … 7.
     Int4,
 }
 
-/// What a parameter is to the products.
+/// A parameter's part in matrix multiplications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A matrix of a linear layer.
     Matrix,
-    /// The rows of a vocabulary: looked up, or multiplied with by the head.
+    /// The rows of a vocabulary: looked up, or multiplied by the head.
     Table,
-    /// A bias or a gain, which no product reads: never in integers.
+    /// A bias or a gain, which is not multiplied as a matrix: never in integers.
     Vector,
 }
 
 impl Integer {
-    /// The most inputs of one scale: the sum of so many products of two codes of 8 bits fits in an i32.
+    /// The largest number of inputs that share a scale: the sum of as many products of two 8-bit codes fits in an i32.
     pub const LONGEST: u32 = 1 << 17;
 
     /// The element type of the codes.
@@ -50,7 +50,7 @@ impl Integer {
         }
     }
 
-    /// The type that a region of codes holds.
+    /// The integer type of a region of codes.
     pub const fn of(dtype: Dtype) -> Option<Integer> {
         match dtype {
             Dtype::I8 => Some(Integer::Int8),
@@ -59,7 +59,7 @@ impl Integer {
         }
     }
 
-    /// The name, as users write it.
+    /// The name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Integer::Int8 => "int8",
@@ -67,21 +67,21 @@ impl Integer {
         }
     }
 
-    /// Inputs that share a scale in a row of `columns`: in 8 bits the row, in 4 bits 32 of a matrix and 128 of a table,
-    /// whose rows are many and short.
+    /// The number of inputs in a row of `columns` that share a scale: in 8 bits the whole row, in 4 bits 32 in a matrix
+    /// and 128 in a table, whose rows are many and short.
     pub const fn group(self, kind: Kind, columns: u32) -> u32 {
         let group = match (self, kind) {
             (Integer::Int8, _) => Self::LONGEST,
             (Integer::Int4, Kind::Table) => 128,
             (Integer::Int4, _) => 32,
         };
-        // Even, so that a group begins with a byte.
+        // Even, so that a group begins at a byte.
         if columns < group { columns.next_multiple_of(2) } else { group }
     }
 }
 
 impl Integer {
-    /// How many of `rows` rows are in pairs, from the first on: in 8 bits all, but for the last of an odd number.
+    /// The number of rows that are in pairs, from the first on: in 8 bits all rows, except the last of an odd number.
     pub const fn paired(self, rows: u32) -> u32 {
         match self {
             Integer::Int8 => rows & !1,
@@ -89,10 +89,10 @@ impl Integer {
         }
     }
 
-    /// Puts the codes of row `r` into those of a matrix of `rows` rows.
+    /// Writes the codes of row `r` into those of a matrix of `rows` rows.
     ///
     /// # Panics
-    /// A matrix without the row.
+    /// If the matrix has no such row.
     pub fn put_row(self, [rows, r]: [u32; 2], codes: &[u8], matrix: &mut [u8]) {
         let (bytes, r) = (codes.len(), r as usize);
         match r < self.paired(rows) as usize {
@@ -101,30 +101,30 @@ impl Integer {
         }
     }
 
-    /// The group of a row of `columns` that has so many, whatever its kind; nothing where no kind has.
+    /// The group size with which a row of `columns` has `groups` groups, whatever its kind; `None` where no kind fits.
     pub fn group_of(self, columns: u32, groups: u32) -> Option<u32> {
         let fits = |group: &u32| columns.div_ceil(*group) == groups;
         [Kind::Matrix, Kind::Table].map(|kind| self.group(kind, columns)).into_iter().find(fits)
     }
 }
 
-/// 1.5 · 2²³: a sum with it rounds a number of less than 2²² to a whole one, which then stands in the low bits.
+/// 1.5 · 2²³: adding it rounds a number below 2²² to an integer, which is then in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
-/// The nearest whole number of |x| < 2²², of two the even one.
+/// The integer nearest to x, |x| < 2²², ties to even.
 const fn nearest(x: f32) -> i32 {
     (x + ROUND).to_bits() as i32 - ROUND.to_bits() as i32
 }
 
-/// The bits of the largest |x|: infinity is above all numbers and NaN above infinity.
+/// The bits of the largest |x|: as bits, infinity is above all numbers and NaN above infinity.
 fn largest(x: &[f32]) -> u32 {
     x.iter().fold(0, |most, x| most.max(x.to_bits() & 0x7fff_ffff))
 }
 
-/// Turns a row of activations into codes of −127 … 127 and gives their scale, a 127th of the largest |x|.
+/// Quantises a row of activations to codes of −127 … 127 and returns their scale, the largest |x| divided by 127.
 ///
-/// A row whose largest is too small for 127 / largest is 0, with a scale of 0. A row with an infinity or NaN has codes of
-/// 0 and a scale of NaN, and so has whatever is made of it.
+/// A row whose largest |x| is too small for 127 / |x| to be finite gets codes of 0 and a scale of 0. A row with an
+/// infinity or NaN gets codes of 0 and a scale of NaN, which makes everything computed from it NaN.
 pub fn quantise_activations(x: &[f32], codes: &mut [i8]) -> f32 {
     let largest = f32::from_bits(largest(x));
     let inverse = 127.0 / largest;
@@ -133,30 +133,30 @@ pub fn quantise_activations(x: &[f32], codes: &mut [i8]) -> f32 {
         return if largest.is_finite() { 0.0 } else { f32::NAN };
     }
     for (code, x) in codes.iter_mut().zip(x) {
-        // |x · inverse| is 127 and at most two roundings more.
+        // |x · inverse| exceeds 127 by two roundings at most.
         *code = nearest(x * inverse) as i8;
     }
     largest / 127.0
 }
 
-/// What |x| / |scale| is cut to before it is rounded: beyond every code.
+/// The bound to which |x| / |scale| is clamped before it is rounded: beyond every code.
 const BEYOND: f32 = 1024.0;
 
-/// The code of `x`, of those from `low` to `high`. Without a scale it is 0.
+/// The code of `x` between `low` and `high`; 0 for a scale of 0.
 fn code(x: f32, scale: f32, [low, high]: [i32; 2]) -> i32 {
     let x = x / scale;
-    // Comparisons that are false for NaN, which 0 / 0 is.
+    // These comparisons are false for NaN, the value of 0 / 0.
     let x = if x > -BEYOND { x } else { -BEYOND };
     let x = if x < BEYOND { x } else { BEYOND };
     if scale == 0.0 { 0 } else { nearest(x).clamp(low, high) }
 }
 
-/// The codes that the largest number of a group may fall between, in 4 bits: the scales that are tried. More negative ones
-/// cut it off for a finer grid, and with positive ones the other sign has one more code.
+/// The codes that the largest number of a group may get in 4 bits, each of which gives a scale to try. Codes below −8
+/// clip that number for a finer grid; with positive ones the other sign has one more code.
 const TRIED: [f32; 12] = [-8.0, -7.5, -7.0, -8.5, -9.0, -9.5, -10.0, 7.0, 7.5, 8.0, 8.5, 6.5];
 
-/// A scale for up to 4 bits of a group: of those [`TRIED`] the one with the smallest sum of squared errors, the first of
-/// equals; then, where that is better, the one that suits its codes best (least squares).
+/// A scale for a group in up to 4 bits: of the scales for [`TRIED`] the first one with the smallest sum of squared
+/// errors; then, where that is better, the scale that fits the resulting codes best (least squares).
 fn scale_of_4_bits(x: &[f32]) -> u16 {
     let extreme = x.iter().fold(0.0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
     let error = |bits: u16| {
@@ -177,10 +177,11 @@ fn scale_of_4_bits(x: &[f32]) -> u16 {
     if qq > 0.0 { better(best, float16::encode(xq / qq)).0 } else { best.0 }
 }
 
-/// Turns a row of a weight into codes, with a scale a `group` of inputs. What is not finite gives codes without meaning.
+/// Quantises a row of a weight, with a scale for each `group` of inputs. Values that are not finite give meaningless
+/// codes.
 ///
-/// In 8 bits the scale is a 127th of the group's largest |x|, rounded to half precision before it is used; in 4 bits it
-/// is searched for.
+/// In 8 bits the scale is the group's largest |x| divided by 127, rounded to half precision before it is used; in 4
+/// bits it is the result of a search.
 pub fn quantise_row(integer: Integer, x: &[f32], group: u32, codes: &mut [u8], scales: &mut [u16]) {
     for (g, (x, to)) in x.chunks(group.max(2) as usize).zip(scales).enumerate() {
         let first = g * group as usize;
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// Normal numbers, every ninth six times as large.
+    /// Normal numbers, every ninth of which is six times as large.
     fn normal<const N: usize>(stream: u64) -> [f32; N] {
         let random = Random::new(7, stream);
         core::array::from_fn(|i| random.normal(i as u64) * if i % 9 == 0 { 6.0 } else { 1.0 })
@@ -247,7 +248,7 @@ mod tests {
             assert!(quantise_activations(&[1.0, x, 2.0], &mut codes).is_nan());
             assert_eq!(codes, [0; 3]);
         }
-        // What is made of them is not finite either.
+        // Results computed from such codes are not finite either.
         let row = Row { side: None, integer: Integer::Int8, codes: &[1, 2, 3], scales: &[0x3c00], group: 4 };
         assert!(row.dot(&codes, f32::NAN).is_nan());
     }
@@ -260,11 +261,12 @@ mod tests {
         let row = Row { side: None, integer: Integer::Int8, codes: &codes, scales: &scales, group: 102 };
         let scale = float16::decode(scales[0]);
         for (x, y) in x.iter().zip(decoded::<101>(&row)) {
-            // Where the scale was rounded down, the largest are cut off by 127 times a half of its last bit.
+            // Where the scale was rounded down, the largest numbers are clipped by up to 127 times half its last bit.
             assert!((x - y).abs() <= scale * (0.5 + 127.0 / 4096.0), "{x} {y}");
         }
         let off: f64 = x.iter().zip(decoded::<101>(&row)).map(|(x, y)| f64::from(x - y).powi(2)).sum();
-        // Errors spread evenly over a step have 1 / √12 of it; of 101 of them three deviations are 14 %.
+        // Errors that are uniform over a step have a deviation of 1 / √12 steps; three deviations of the root mean
+        // square of 101 errors are 14 % of it.
         assert!((off / 101.0).sqrt() < 1.14 * 0.2887 * f64::from(scale));
     }
 
@@ -286,7 +288,7 @@ mod tests {
             (better, all) = (better + off, all + plain);
         }
         assert!(better < 0.85 * all, "{better} {all}");
-        // A group is a function of its numbers alone; the last one has 11, and its byte another code of 0.
+        // A group depends only on its numbers; the last group has 11, so its last byte has an unused code of 0.
         let (mut part, mut scale) = ([0; 6], [0; 1]);
         quantise_row(Integer::Int4, &x[64..], 32, &mut part, &mut scale);
         assert_eq!((part, scale[0]), (codes[32..].try_into().unwrap(), scales[2]));
@@ -302,7 +304,7 @@ mod tests {
         let (mut codes, mut scales) = ([0; 8], [0; 1]);
         quantise_row(Integer::Int4, &numbers, 16, &mut codes, &mut scales);
         assert_eq!((codes, scales), (bytes, [0x3800]));
-        // The other way round the scale is negative.
+        // With the opposite signs the scale is negative.
         quantise_row(Integer::Int4, &numbers.map(|x| -x), 16, &mut codes, &mut scales);
         assert_eq!((codes, scales), (bytes, [0xb800]));
     }
@@ -321,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Sums in i64, codes and scales read by themselves.
+    /// Sums in i64, with codes and scales decoded separately.
     #[test]
     fn a_product_is_exact_within_a_group_and_adds_groups_in_their_order() {
         for (integer, columns, group) in
@@ -364,9 +366,9 @@ mod tests {
         static X: [i8; LONGEST] = [-127; LONGEST];
         let codes = bytemuck::cast_slice(&CODES);
         let row = Row { integer: Integer::Int8, codes, side: None, scales: &[0x3c00], group: LONGEST };
-        // 127 · 2²⁴, which f32 holds exactly.
+        // 127 · 2²⁴, which is exact in f32.
         assert_eq!(row.dot(&X, 1.0), (127 * 128 * LONGEST as i64) as f32);
-        // Of pairs as well, whatever the sign of the first row's codes.
+        // The same holds for pairs, whatever the sign of the first row's codes.
         static PAIRS: [[u8; 2 * LONGEST]; 2] = {
             let mut pairs = [[(-127i8) as u8; 2 * LONGEST]; 2];
             let mut i = 0;
@@ -380,7 +382,7 @@ mod tests {
         assert_eq!([0, 1].map(|p| pair::sums(&X, &PAIRS[p])), [[most, most], [-most, most]]);
         assert_eq!(Integer::Int8.group(Kind::Matrix, u32::MAX), Integer::LONGEST);
         assert_eq!([31, 32, 500].map(|columns| Integer::Int4.group(Kind::Matrix, columns)), [32, 32, 32]);
-        // How many groups there are says which they are.
+        // The number of groups determines their size.
         for (integer, columns) in [Integer::Int8, Integer::Int4].into_iter().flat_map(|i| (1..700).map(move |c| (i, c)))
         {
             for kind in [Kind::Matrix, Kind::Table] {

@@ -6,7 +6,7 @@
 //! - [`memory`]: regions of one arena, and the ledger that lays them;
 //! - [`device`]: what an operation is, and the two devices that run every one of them, `Reference` and `Meter`;
 //! - [`fp8`]: floats of 8 bits; [`float16`]: of 16; [`integer`]: weights and activations in integers;
-//! - [`remainder`]: what a bf16 lacks of an f32;
+//! - [`remainder`]: the part of an f32 that its bf16 lacks;
 //! - [`ops`]: the operations, a file each, with their definition in plain loops;
 //! - [`model`]: a family's regions and its step, written once for all devices;
 //! - [`data`]: batches out of a token stream, rows out of documents;

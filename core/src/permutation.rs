@@ -1,14 +1,14 @@
-//! A permutation of 0..n that is computed and not stored: a function of (seed, stream, n).
+//! A permutation of 0..n that is computed instead of stored: a function of (seed, stream, n).
 //!
-//! A Feistel network permutes the numbers of so many bits; a result that is not below n is permuted again until it is
-//! (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Its round function is the
-//! counter-based generator, so the order is the same on every machine, and any place of it can be asked for.
+//! A Feistel network permutes the numbers of a given number of bits; a result that is not below n is permuted again
+//! until it is (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). The round function is
+//! the counter-based generator, so the order is the same on every machine, and any element can be computed by itself.
 
 use crate::random::Random;
 
 /// Rounds of the network. Four make a permutation that looks random from outside (Luby and Rackoff); more cost little.
 const ROUNDS: u64 = 8;
-/// A network of fewer bits reaches few of the permutations of so few numbers.
+/// A network of fewer bits could reach only a few of the permutations of n numbers.
 const LEAST_BITS: u32 = 6;
 
 /// A permutation of 0..n.
@@ -20,18 +20,18 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of 0..n that `random` decides. Different streams give independent ones.
+    /// The permutation of 0..n that `random` determines. Different streams give independent permutations.
     pub const fn new(random: Random, n: u64) -> Self {
         let needed = u64::BITS - n.saturating_sub(1).leading_zeros();
         let bits = if needed < LEAST_BITS { LEAST_BITS } else { needed };
         Self { random, n, bits }
     }
 
-    /// Where `i`, which is below n, comes to stand. Less than two networks are run on average from n = 32 on.
+    /// The position of `i`, which is below n. From n = 32 on, this runs fewer than two networks on average.
     pub fn at(&self, i: u64) -> u64 {
         debug_assert!(i < self.n);
         let mut x = self.network(i);
-        // The numbers from n on lie on cycles that come back below it: it ends wherever it began below n.
+        // The numbers from n on lie on cycles that return below n: the walk ends, since it began below n.
         while x >= self.n {
             x = self.network(x);
         }
@@ -39,11 +39,11 @@ impl Permutation {
     }
 
     fn network(&self, x: u64) -> u64 {
-        // The halves differ by a bit where the bits are odd, and change places each round.
+        // With an odd number of bits the halves differ by one bit, and they swap in each round.
         let (mut wide, mut narrow) = (self.bits - self.bits / 2, self.bits / 2);
         let (mut left, mut right) = (x >> wide, x & mask(wide));
         for round in 0..ROUNDS {
-            // At most 32 bits of `right`, so that every round has numbers of its own.
+            // `right` has at most 32 bits, so every round draws its own numbers.
             let word = self.random.bits(round << 32 | right);
             (left, right) = (right, left ^ word & mask(narrow));
             (wide, narrow) = (narrow, wide);
@@ -91,7 +91,7 @@ mod tests {
             seen.dedup();
             assert_eq!(seen.len(), 1000);
             assert!(seen.iter().all(|&x| x < n));
-            // Spread over the whole of it: the median of a thousand is within five deviations of the middle.
+            // Spread over the whole range: the median of a thousand is within five deviations of the middle.
             assert!((seen[500] as f64 / n as f64 - 0.5).abs() < 5.0 * 0.5 / 1000f64.sqrt());
         }
     }
@@ -112,10 +112,10 @@ mod tests {
                 for i in 0..n {
                     places[n_ * i as usize + permutation.at(i) as usize] += 1;
                 }
-                // How far the neighbour of the first goes from it, around the end.
+                // The distance from the first element's position to its neighbour's, wrapping at the end.
                 steps[((permutation.at(1) + n - permutation.at(0)) % n) as usize] += 1;
             }
-            // A χ² of k degrees of freedom is k ± √(2k); five deviations.
+            // A χ² of k degrees of freedom has mean k and deviation √(2k); within five deviations.
             let freedom = ((n - 1) * (n - 1)) as f64;
             let found = chi_square(&places, 400.0);
             assert!((found - freedom).abs() < 5.0 * (2.0 * freedom).sqrt() + 1.0, "{n}: {found} for {freedom}");

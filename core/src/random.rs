@@ -1,6 +1,6 @@
-//! Counter-based random numbers: a number is a function of (seed, stream, index) and of nothing else.
+//! Counter-based random numbers: a number depends only on (seed, stream, index).
 //!
-//! No state is carried, so any draw can be repeated or skipped, in any order, by any thread, on any machine.
+//! There is no state, so any draw can be repeated or skipped, in any order, by any thread, on any machine.
 //! The function is Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
 /// A source of independent numbers, named by a seed and a stream.
@@ -16,12 +16,12 @@ impl Random {
         Self { seed, stream }
     }
 
-    /// Seed and stream, the lower halves first: what a device needs to draw the same numbers.
+    /// Seed and stream, the lower halves first: the words that a device needs to draw the same numbers.
     pub const fn words(&self) -> [u32; 4] {
         [self.seed as u32, (self.seed >> 32) as u32, self.stream as u32, (self.stream >> 32) as u32]
     }
 
-    /// What [`Random::words`] describes.
+    /// The source that [`Random::words`] describes.
     pub const fn of_words([seed, seed_high, stream, stream_high]: [u32; 4]) -> Self {
         Self { seed: seed as u64 | (seed_high as u64) << 32, stream: stream as u64 | (stream_high as u64) << 32 }
     }
@@ -62,7 +62,7 @@ impl Random {
     }
 }
 
-/// A stream's number from its name (FNV-1a, 64 bits), so that streams can be named by what they are for.
+/// The number of a stream from its name (FNV-1a, 64 bits), so that streams can be named after their purpose.
 pub const fn stream(name: &str) -> u64 {
     let bytes = name.as_bytes();
     let mut hash = 0xcbf2_9ce4_8422_2325u64;

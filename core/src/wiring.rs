@@ -1,46 +1,46 @@
-//! Sparse wiring: which sources each neuron reads. A row is a function of (seed, stream, row) and of nothing else.
+//! Sparse wiring: which sources each neuron reads. A row depends only on (seed, stream, row).
 
 use crate::random::Random;
 
-/// A run of consecutive sources, of which every row draws so many.
+/// A range of consecutive sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pool {
     /// The first source.
     pub first: u32,
-    /// How many there are.
+    /// The number of sources.
     pub count: u32,
 }
 
-/// The most runs that one draw is made from.
+/// The largest number of ranges in one draw.
 pub const POOLS: usize = 6;
 
 /// One module's synapses: each row draws `reserved` sources from `front` and the others from the union of `pools`,
 /// without repetition; source `own + row` is the row itself and is not drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wiring {
-    /// Decides the draws, together with `stream`.
+    /// The seed of the draws, together with `stream`.
     pub seed: u64,
-    /// One a module.
+    /// One stream for each module.
     pub stream: u64,
-    /// Sources of which a part of the fan-in is drawn first.
+    /// The sources from which the first `reserved` of a row are drawn.
     pub front: Pool,
-    /// How many of them.
+    /// The number of a row's sources drawn from `front`.
     pub reserved: u32,
-    /// All other sources, rising and disjoint, behind `front`; unused ones have a count of 0.
+    /// All other sources, as ascending, disjoint ranges after `front`; unused ranges have a count of 0.
     pub pools: [Pool; POOLS],
-    /// The source that is row 0 itself; it lies in one of the pools, or nowhere (`u32::MAX`).
+    /// The source that stands for row 0 itself; it lies in one of the pools, or in none (`u32::MAX`).
     pub own: u32,
 }
 
 impl Wiring {
-    /// Sources that a row can draw from `pools`, itself left out.
+    /// The number of sources that a row can draw from `pools`, without itself.
     pub fn others(&self) -> u64 {
         let all: u64 = self.pools.iter().map(|p| u64::from(p.count)).sum();
         all - u64::from(self.own != u32::MAX)
     }
 
-    /// Fills `row` of the index: sources in rising order. `sources` is as long as the fan-in, which is at most what
-    /// can be drawn.
+    /// Draws `row`: its sources in ascending order. `sources` is as long as the fan-in, which must not exceed the
+    /// number of sources that can be drawn.
     pub fn draw(&self, row: u32, sources: &mut [u32]) {
         let random = Random::new(self.seed, self.stream);
         let fan_in = sources.len() as u64;
@@ -53,7 +53,7 @@ impl Wiring {
         rest.iter_mut().for_each(|s| *s = self.source(*s, row));
     }
 
-    /// The `n`-th source of the pools, `row` itself passed over.
+    /// The `n`-th source of the pools, skipping `row` itself.
     fn source(&self, n: u32, row: u32) -> u32 {
         let find = |mut n: u32| {
             for pool in &self.pools {
@@ -70,7 +70,7 @@ impl Wiring {
     }
 }
 
-/// Fills `chosen` with different numbers below `n`, in rising order: Floyd's algorithm (Bentley and Floyd 1987).
+/// Fills `chosen` with distinct numbers below `n`, in ascending order: Floyd's algorithm (Bentley and Floyd 1987).
 fn distinct(chosen: &mut [u32], n: u64, below: impl Fn(u64, u64) -> u64) {
     let k = chosen.len();
     for i in 0..k {
@@ -78,7 +78,7 @@ fn distinct(chosen: &mut [u32], n: u64, below: impl Fn(u64, u64) -> u64) {
         let drawn = below(i as u64, top + 1) as u32;
         let there = &chosen[..i];
         let (at, value) = match there.binary_search(&drawn) {
-            // All others lie below `top`.
+            // All numbers chosen before are below `top`.
             Ok(_) => (i, top as u32),
             Err(at) => (at, drawn),
         };
@@ -137,7 +137,7 @@ mod tests {
             wiring.draw(row, &mut sources);
             sources.iter().for_each(|s| seen[*s as usize] += 1);
         }
-        // 2,000 and 1,000 expected, five standard deviations.
+        // The expected counts are 2,000 and 1,000; within five standard deviations.
         assert!(seen[..10].iter().all(|n| n.abs_diff(2000) < 160), "{seen:?}");
         assert!(seen[10..].iter().all(|n| n.abs_diff(1000) < 140), "{seen:?}");
     }

@@ -1,5 +1,5 @@
-//! What this device computes as it is defined, in core's own loops: choosing a token takes no time, no precision of
-//! this device has tensors in 8 bits, and adapters are small.
+//! Operations that this device computes with core's own reference loops: choosing a token takes no time, no precision
+//! of this device has tensors in 8 bits, and adapters are small.
 
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
@@ -16,7 +16,7 @@ macro_rules! by_reference {
             }
         })*
 
-        /// Their names: to compare them with the reference would say nothing.
+        /// The names of these operations: comparing them with the reference would be meaningless.
         #[cfg(test)]
         pub(super) const BY_REFERENCE: &[&str] = &[$($name::NAME),*];
     };

@@ -1,8 +1,8 @@
-//! The CPU device: a pool of threads, matrix products and vector mathematics that its operations are made of.
+//! The CPU device: its operations are built from a pool of threads, matrix multiplication and vector mathematics.
 //!
-//! Three rules hold for everything in here:
-//! - nothing allocates once the [pool](pool::Pool) has started; storage is the caller's;
-//! - results do not depend on the number of threads, nor on which thread does what;
+//! Three rules apply to all of its code:
+//! - nothing allocates once the [pool](pool::Pool) has started; the caller provides all storage;
+//! - results do not depend on the number of threads, nor on the assignment of work to threads;
 //! - one generic source for every instruction set, chosen at run time through [`simd::arch`].
 //!
 //! Whatever runs on the core's `Reference` runs on this device: it needs an [`Allocation`] as large as the layout and the
@@ -58,9 +58,9 @@ use capful_core::memory::{Dtype, Region, Role};
 use capful_core::with_operation;
 
 use self::pool::Pool;
-use capful_device::{Allocation, DeviceError, Others};
+use capful_device::{Allocation, Collectives, DeviceError};
 
-/// What the CPU device implies for memory.
+/// The memory properties of the CPU device.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuProfile {
     /// Threads of its pool.
@@ -68,7 +68,7 @@ pub struct CpuProfile {
 }
 
 impl CpuProfile {
-    /// Threads that the pool really has.
+    /// Number of threads that the pool really has.
     fn workers(&self) -> usize {
         self.threads.max(1) as usize
     }
@@ -88,23 +88,24 @@ impl Profile for CpuProfile {
     }
 }
 
-/// What this device does for an operation.
+/// The CPU implementation of an operation.
 trait OnCpu: Operation {
-    /// Bytes of scratch that it wants while it runs.
+    /// Bytes of scratch that the operation needs while it runs.
     fn scratch(&self, _: &CpuProfile) -> u64 {
         0
     }
 
-    /// Runs it. An implementation is never inlined, so that a device's frame is not as large as those of all together.
+    /// Runs the operation. An implementation is never inlined, so that a device's stack frame is not as large as the
+    /// frames of all operations together.
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError>;
 }
 
-/// SIMD and threads on main memory.
+/// A CPU with SIMD and threads that computes in main memory.
 pub struct Cpu {
     /// The arena.
     pub memory: Allocation,
-    /// The other ranks.
-    pub others: Others,
+    /// The connection to the other ranks.
+    pub others: Collectives,
     pool: Pool,
     scratch: Region,
 }
@@ -121,7 +122,7 @@ impl Cpu {
     /// # Errors
     /// The system refuses the threads.
     pub fn start(profile: &CpuProfile, memory: Allocation, scratch: Region) -> Result<Cpu, DeviceError> {
-        Ok(Cpu { memory, others: Others::default(), pool: Pool::new(profile.threads as usize), scratch })
+        Ok(Cpu { memory, others: Collectives::default(), pool: Pool::new(profile.threads as usize), scratch })
     }
 }
 

@@ -1,9 +1,9 @@
 //! A pool of threads that share the tasks of one operation.
 //!
-//! [`Pool::tasks`] is the one primitive: a number of tasks, claimed one by one through an atomic counter, and a return
-//! when all are done. A thread that the system has put aside simply claims none, and nobody waits for it; so the pool
-//! keeps its pace on a machine that others use too. There are no barriers inside a run: where one phase needs the
-//! results of another, call `tasks` twice, which costs about a microsecond.
+//! [`Pool::tasks`] is the one primitive: the threads claim tasks one by one through an atomic counter, and the call
+//! returns when all tasks are done. A thread that the system has descheduled claims no task, and no thread waits for
+//! it; so the pool keeps its speed on a machine that other programs use too. There are no barriers inside a run: where
+//! one phase needs the results of another, call `tasks` twice, which costs about a microsecond.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -15,26 +15,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread looks for work, or for the end of others' work, before it sleeps.
+/// How long a thread spins for work, or for the end of other threads' work, before it sleeps.
 const SPIN: Duration = Duration::from_micros(40);
-/// Looks between two glances at the clock.
+/// Spins between two reads of the clock.
 const SPINS_A_GLANCE: u32 = 32;
 
 // The gate is one word: the number of the run (high), whether it may still be joined, how many threads are inside (low).
 const INSIDE: u64 = (1 << 16) - 1;
 const OPEN: u64 = 1 << 16;
 const RUN: u64 = 1 << 17;
-// The run that tells the workers to end: the gate is then OPEN and nothing else.
+// The gate's value in the last run, which tells the workers to end: only OPEN is set.
 const LEAVE: u64 = 0;
 
-/// What the workers do in this run: a closure of (worker, task), its lifetime erased.
+/// The work of a run: a closure of (worker, task), its lifetime erased.
 type Job = dyn Fn(usize, usize) + Sync;
 
 struct Shared {
     gate: AtomicU64,
     next: AtomicUsize,
     count: AtomicUsize,
-    /// Written by the owner while nobody is inside, read by those who entered.
+    /// Written by the owner while no thread is inside, read by the threads that entered.
     job: UnsafeCell<Option<*const Job>>,
     panicked: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -44,7 +44,7 @@ struct Shared {
 }
 
 // SAFETY: `job` is the only part that is not Sync by itself. It is written only by the owner of the pool while the gate
-// is closed and nobody is inside, and read only by threads that entered through the gate; the gate's release and
+// is closed and no thread is inside, and read only by threads that entered through the gate; the gate's release and
 // acquire order the two. The pointee is Sync by its type, and outlives the run because the owner waits until the gate
 // is closed and empty before it returns.
 unsafe impl Sync for Shared {}
@@ -52,7 +52,7 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
-    /// Claims and runs tasks until none is left. A panic ends the run early and is kept for the owner.
+    /// Claims and runs tasks until none is left. A panic ends the run early and is stored for the owner.
     fn work(&self, worker: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         let count = self.count.load(Ordering::Relaxed);
         let result = catch_unwind(AssertUnwindSafe(|| {
@@ -74,7 +74,7 @@ impl Shared {
         }
     }
 
-    /// Enters the run that stands open, unless it is the one already seen. Returns its number.
+    /// Enters the open run, unless it is run `seen`. Returns the run's number.
     fn enter(&self, seen: u64) -> Option<u64> {
         let mut gate = self.gate.load(Ordering::SeqCst);
         while gate & OPEN != 0 && gate / RUN != seen {
@@ -86,7 +86,7 @@ impl Shared {
         None
     }
 
-    /// The life of a worker thread.
+    /// The main loop of a worker thread.
     fn serve(&self, worker: usize) {
         let mut seen = u64::MAX;
         loop {
@@ -109,7 +109,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a run this worker has not seen and enters it; `None` when the pool ends.
+    /// Waits for a run that this worker has not seen and enters it; `None` when the pool ends.
     fn await_run(&self, worker: usize, seen: u64) -> Option<u64> {
         loop {
             let mut found = None;
@@ -119,7 +119,7 @@ impl Shared {
             });
             if found.is_none() {
                 self.asleep[worker].store(true, Ordering::SeqCst);
-                // Looked at once more after the flag is up: either this sees the run, or the owner sees the flag.
+                // Checked once more after the flag is set: either this thread sees the run, or the owner sees the flag.
                 found = self.enter(seen);
                 if found.is_none() {
                     thread::park();
@@ -135,7 +135,7 @@ impl Shared {
     }
 }
 
-/// Looks until `done` says so or the time to spin is over; says which.
+/// Spins until `done` returns true or the spin time is over; returns whether `done` was true.
 fn spin_until(mut done: impl FnMut() -> bool) -> bool {
     let mut begin = None;
     loop {
@@ -155,7 +155,7 @@ fn spin_until(mut done: impl FnMut() -> bool) -> bool {
 /// A fixed number of threads, started once; the thread that owns the pool is worker 0 and works too.
 ///
 /// A run allocates nothing. A panic in a task reaches the caller of the run, once all tasks in flight have ended.
-/// Dropping the pool ends and joins its threads.
+/// Dropping the pool ends its threads and joins them.
 ///
 /// ```
 /// use capful_host::device::cpu::pool::Pool;
@@ -175,7 +175,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts a pool of `threads` workers, the caller among them; 0 counts as 1. Returns when all are up.
+    /// Starts a pool of `threads` workers, the caller among them; 0 counts as 1. Returns when all threads have started.
     ///
     /// # Panics
     /// If the system refuses to start a thread, or for more than 65,535 threads.
@@ -189,7 +189,7 @@ impl Pool {
             job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
-            // Asked for here, since the first time may allocate.
+            // The handle is requested here, since the first request may allocate.
             owner: Mutex::new(Some(thread::current())),
             owner_sleeps: AtomicBool::new(false),
             asleep: (0..threads).map(|_| AtomicBool::new(false)).collect(),
@@ -204,7 +204,7 @@ impl Pool {
             })
             .collect();
         let mut pool = Self { shared, workers, run: LEAVE };
-        // A thread that starts allocates; so wait until all have come to work once.
+        // A starting thread allocates; so wait until every thread has run a task once.
         let here = AtomicUsize::new(0);
         pool.tasks(threads, |_, _| {
             here.fetch_add(1, Ordering::SeqCst);
@@ -221,7 +221,8 @@ impl Pool {
     }
 
     /// Calls `task(worker, index)` once for each index below `count`, in any order and on any thread, and returns when
-    /// all calls have ended. `worker` is below [`threads`](Self::threads) and no two calls at the same time share it.
+    /// all calls have ended. `worker` is below [`threads`](Self::threads); no two concurrent calls have the same
+    /// `worker`.
     ///
     /// # Panics
     /// With the first panic of a task; tasks not yet begun are then left out.
@@ -253,8 +254,8 @@ impl Pool {
         }
     }
 
-    /// Calls `part(worker)` once for each worker number: for work that is cut into as many parts as there are threads.
-    /// A thread may serve several numbers, so parts must not wait for one another.
+    /// Calls `part(worker)` once for each worker number: for work that is divided into as many parts as there are
+    /// threads. A thread may run several parts, so parts must not wait for one another.
     ///
     /// # Panics
     /// As [`tasks`](Self::tasks).
@@ -262,7 +263,8 @@ impl Pool {
         self.tasks(self.threads(), |_, worker| part(worker));
     }
 
-    /// Cuts `slice` into chunks of `len` (the last may be shorter) and calls `task(worker, chunk number, chunk)` for each.
+    /// Divides `slice` into chunks of `len` (the last may be shorter) and calls `task(worker, chunk number, chunk)` for
+    /// each.
     ///
     /// # Panics
     /// If `len` is 0, and as [`tasks`](Self::tasks).
@@ -276,8 +278,8 @@ impl Pool {
         });
     }
 
-    /// Cuts each of `slices` into parts of its own length (the last may be shorter) and calls
-    /// `task(worker, number, parts)` for each number; a slice that has ended, or is empty, gives empty parts.
+    /// Divides each of `slices` into parts of a length of its own (the last may be shorter) and calls `task(worker,
+    /// number, parts)` for each number; a slice that has ended, or is empty, gives empty parts.
     ///
     /// # Panics
     /// If a length is 0, and as [`tasks`](Self::tasks).
@@ -298,7 +300,7 @@ impl Pool {
         });
     }
 
-    /// As [`tasks`](Self::tasks), and lends each worker its own equal share of `scratch` for the call.
+    /// Runs tasks as [`tasks`](Self::tasks) does; each worker receives its own equal share of `scratch`.
     ///
     /// # Panics
     /// As [`tasks`](Self::tasks).
@@ -316,7 +318,7 @@ impl Pool {
         });
     }
 
-    /// Wakes up to `wanted` of the workers that sleep.
+    /// Wakes up to `wanted` of the sleeping workers.
     fn wake(&self, wanted: usize) {
         let asleep = self.shared.asleep[1..].iter().zip(&self.workers);
         for (_, worker) in asleep.filter(|(asleep, _)| asleep.load(Ordering::SeqCst)).take(wanted) {
@@ -324,7 +326,7 @@ impl Pool {
         }
     }
 
-    /// Closes the gate and waits until everybody has left. Allocates nothing and cannot panic.
+    /// Closes the gate and waits until all threads have left. Allocates nothing and cannot panic.
     fn close(&self) {
         let shared = &*self.shared;
         let gate = shared.gate.fetch_and(!OPEN, Ordering::SeqCst);
@@ -349,13 +351,13 @@ impl Drop for Pool {
         self.shared.gate.store(OPEN, Ordering::SeqCst);
         self.wake(self.workers.len());
         for worker in self.workers.drain(..) {
-            // A worker catches the panics of its tasks, so there is nothing to learn from the result.
+            // A worker catches the panics of its tasks, so the result has no information.
             let _ = worker.join();
         }
     }
 }
 
-/// A mutable slice whose parts may be handed to several threads at once.
+/// A mutable slice that can give disjoint parts to several threads at once.
 pub struct Parts<'a, T> {
     start: *mut T,
     len: usize,
@@ -368,7 +370,7 @@ unsafe impl<T: Send> Sync for Parts<'_, T> {}
 unsafe impl<T: Send> Send for Parts<'_, T> {}
 
 impl<'a, T> Parts<'a, T> {
-    /// Takes the slice over for as long as parts of it are in use.
+    /// Borrows the slice for as long as parts of it are in use.
     pub fn new(slice: &'a mut [T]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
@@ -376,7 +378,7 @@ impl<'a, T> Parts<'a, T> {
     /// The part of the slice in `range`.
     ///
     /// # Safety
-    /// While the part is in use, no other part that overlaps it may be.
+    /// While the part is in use, no overlapping part may be in use.
     ///
     /// # Panics
     /// If the range does not lie in the slice.
@@ -417,7 +419,7 @@ mod tests {
         let mut pool = Pool::new(3);
         for _ in 0..3 {
             thread::sleep(SPIN * 50);
-            // Both others must come, or this would wait for ever.
+            // Both other threads must arrive, or this thread would wait for ever.
             let inside = AtomicUsize::new(0);
             pool.tasks(3, |_, _| {
                 inside.fetch_add(1, Ordering::SeqCst);
@@ -482,7 +484,7 @@ mod tests {
         });
         let mut workers = [0u8; 3];
         let parts = Parts::new(&mut workers);
-        // SAFETY: each worker number comes once.
+        // SAFETY: each worker number occurs once.
         pool.run(|worker| unsafe { parts.range(worker..worker + 1) }[0] += 1);
         assert_eq!(workers, [1; 3]);
     }

@@ -1,7 +1,7 @@
 //! Vector mathematics in f32: exponential, error function, GELU, and the sums and maxima of rows.
 //!
 //! The scalar functions are free of branches and calls, so a loop over a slice becomes vector code when it runs inside
-//! `arch().dispatch(|| …)`. Every element goes through the same operations wherever it lies in its slice, and each
+//! `arch().dispatch(|| …)`. Every element goes through the same operations at any index in its slice, and each
 //! multiplication that feeds an addition is fused explicitly, so the bits are the same for every instruction set.
 //!
 //! The polynomials are minimax fits made for this file (Lawson's iteration, coefficients rounded one by one from the
@@ -11,20 +11,20 @@ use std::f32::consts::{FRAC_1_SQRT_2, LOG2_E};
 
 use pulp::Arch;
 
-/// The best instruction set of this machine. Detected once; asking again costs a few loads.
+/// The best instruction set of this machine. It is detected once; later calls cost a few loads.
 #[inline]
 pub fn arch() -> Arch {
     Arch::new()
 }
 
-/// Not `Copy`: a closure that takes it along by value can be called only once. See [`vectorise`].
+/// Not `Copy`: a closure that captures it by value can be called only once. See [`vectorise`].
 pub(super) struct Once;
 
-/// Compiles a body for the instruction set at hand and runs it: loops in it become vector code.
+/// Compiles a body for the detected instruction set and runs it: loops in the body become vector code.
 ///
 /// A closure that could be called several times reaches the dispatcher through a compiler-made shim, which may not be
 /// inlined; then the body is compiled without the vector instructions, and a fused multiply-add becomes a call. A
-/// closure that gives [`Once`] away has no shim.
+/// closure that moves [`Once`] out has no shim.
 macro_rules! vectorise {
     ($body:expr $(,)?) => {{
         let once = $crate::simd::Once;
@@ -49,24 +49,25 @@ fn horner<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
     sum
 }
 
-/// tanh x, at most 1.8e-7 off. Near 0 that is much of it, and still little of a logit among others.
+/// tanh x, with an absolute error of at most 1.8e-7. Near 0 that is a large relative error, but little for a logit
+/// among others.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (1.0 + exp(2.0 * x))
 }
 
-/// e^x, at most 1 unit in the last place off where the result is a normal number.
+/// e^x, with an error of at most 1 unit in the last place where the result is a normal number.
 ///
-/// −∞ and everything under −104 gives 0, everything over 88.73 gives ∞, NaN stays NaN; results under 2^−126 are
-/// subnormal, correct to one unit of theirs.
+/// −∞ and values under −104 give 0, values over 88.73 give ∞, NaN stays NaN; results under 2^−126 are subnormal, with
+/// an error of at most one of their units in the last place.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // ln 2 in two parts, the first with trailing zeros so that n * LN2_HIGH is exact.
     const LN2_HIGH: f32 = 0.693_145_75;
     const LN2_LOW: f32 = 1.428_606_8e-6;
-    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+    // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    // Comparisons written so that NaN passes through.
+    // Comparisons written so that NaN is preserved.
     let x = if x < -104.5 { -104.5 } else { x };
     let x = if x > 89.0 { 89.0 } else { x };
     let shifted = x.mul_add(LOG2_E, ROUND);
@@ -74,7 +75,7 @@ pub fn exp(x: f32) -> f32 {
     let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
     let p = horner(r, [1.382_074e-3, 8.368_677e-3, 4.166_826_6e-2, 1.666_652_1e-1, 0.499_999_94]);
     let p = p.mul_add(r * r, r) + 1.0;
-    // 2^n in two factors, for n reaches from −151 to 128.
+    // 2^n as two factors, since n ranges from −151 to 128.
     let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
     p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
@@ -97,7 +98,7 @@ fn erf_inner(t: f32) -> f32 {
 /// 1 − erf(t) for t ≥ 1, as the exponential of a polynomial.
 #[inline(always)]
 fn erfc_outer(t: f32) -> f32 {
-    // Over 10.3 the result is 0 in f32, and the polynomial is not meant.
+    // Above 10.3 the result is 0 in f32, and the polynomial is invalid.
     let t = if t > 10.3 { 10.3 } else { t };
     let p = horner(
         t,
@@ -117,7 +118,7 @@ fn erfc_outer(t: f32) -> f32 {
     exp(p.mul_add(t, -t))
 }
 
-/// The error function, at most 2 units in the last place off.
+/// The error function, with an error of at most 2 units in the last place.
 #[inline(always)]
 pub fn erf(x: f32) -> f32 {
     let t = x.abs();
@@ -125,8 +126,8 @@ pub fn erf(x: f32) -> f32 {
     if t < 1.0 { erf_inner(x) } else { outer }
 }
 
-/// The normal distribution function Φ(x) = (1 + erf(x / √2)) / 2; exact to 1e-4 of itself even in the far left tail,
-/// where 1 + erf would cancel.
+/// The normal distribution function Φ(x) = (1 + erf(x / √2)) / 2; its relative error is at most 1e-4 even in the far
+/// left tail, where 1 + erf would cancel.
 #[inline(always)]
 pub fn normal_cdf(x: f32) -> f32 {
     let t = x * FRAC_1_SQRT_2;
@@ -146,7 +147,7 @@ pub fn gelu(x: f32) -> f32 {
 #[inline(always)]
 pub fn gelu_derivative(x: f32) -> f32 {
     const DENSITY_0: f32 = 0.398_942_3; // 1 / √(2π)
-    // The cap keeps 0 · ∞ out; e^(−x²/2) is 0 long before.
+    // The cap prevents 0 · ∞; e^(−x²/2) is 0 long before 20.
     let capped = if x.abs() > 20.0 { x.signum() * 20.0 } else { x };
     (capped * DENSITY_0).mul_add(exp(-0.5 * capped * capped), normal_cdf(x))
 }
@@ -190,7 +191,7 @@ pub fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
     });
 }
 
-/// Turns gate and up into their gradients, `dy · up · silu′(gate)` and `dy · silu(gate)`.
+/// Replaces gate and up by their gradients, `dy · up · silu′(gate)` and `dy · silu(gate)`.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -212,7 +213,7 @@ fn fold(row: &[f32], start: f32, combine: impl Fn(f32, f32) -> f32) -> f32 {
     fold_of(row, start, |x| x, combine)
 }
 
-/// [`fold`] of what `of` makes of each element.
+/// [`fold`] over the values `of(element)`.
 #[inline(always)]
 fn fold_of(row: &[f32], start: f32, of: impl Fn(f32) -> f32, combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [start; LANES];
@@ -241,7 +242,7 @@ fn fold_lanes(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32
 }
 
 /// Folds pairs of elements by `step(sum so far, a, b)` in the order of [`sum`]; the lanes are added at the end. Vector
-/// code only inside `arch().dispatch(|| …)`. What one slice has more than the other is left out.
+/// code only inside `arch().dispatch(|| …)`. If one slice is longer, its excess elements are ignored.
 #[inline(always)]
 pub fn fold_pairs(a: &[f32], b: &[f32], step: impl Fn(f32, f32, f32) -> f32) -> f32 {
     let n = a.len().min(b.len());
@@ -252,12 +253,13 @@ pub fn fold_pairs(a: &[f32], b: &[f32], step: impl Fn(f32, f32, f32) -> f32) -> 
             *lane = step(*lane, a, b);
         }
     }
-    // Opaque, so that the loop is compiled for itself: shaped after what follows, its sums would be scalars in memory.
+    // Opaque, so that the loop is compiled by itself: optimised together with the code after it, its sums would be
+    // scalars in memory.
     let mut lanes = std::hint::black_box(lanes);
     for (lane, (&a, &b)) in lanes.iter_mut().zip(a_tail.iter().zip(b_tail)) {
         *lane = step(*lane, a, b);
     }
-    // And once more, for the tail writes single lanes.
+    // Opaque once more, since the tail writes single lanes.
     fold_lanes(std::hint::black_box(lanes), |a, b| a + b)
 }
 
@@ -287,7 +289,7 @@ pub fn sum(row: &[f32]) -> f32 {
     vectorise!(fold(row, 0.0, |a, b| a + b),)
 }
 
-/// The largest element of a row; NaN elements are passed over. −∞ for an empty row.
+/// The largest element of a row; NaN elements are ignored. −∞ for an empty row.
 pub fn max(row: &[f32]) -> f32 {
     vectorise!(fold(row, f32::NEG_INFINITY, |a, b| if b > a { b } else { a }),)
 }
@@ -318,7 +320,7 @@ pub fn softcap(row: &mut [f32], cap: f32) {
     });
 }
 
-/// The gradient of a softmax by logits that were capped: `row[i] = factor e^(row[i] − shift) (1 − (row[i] / cap)²)`.
+/// The gradient of a softmax with respect to capped logits: `row[i] = factor e^(row[i] − shift) (1 − (row[i] / cap)²)`.
 pub fn exp_and_softcap_gradient(row: &mut [f32], shift: f32, factor: f32, cap: f32) {
     vectorise!(for z in row {
         let t = *z / cap;
@@ -406,7 +408,7 @@ mod tests {
         // 256 units are at most 3.1e-5 of the value, 800 at most 1e-4.
         assert!(worst("gelu", -5.0, -1.0, gelu, exact) <= 256.0);
         assert!(worst("gelu", -12.0, -5.0, gelu, exact) <= 800.0);
-        // Relative to 1, for the derivative crosses 0.
+        // Relative to 1, since the derivative crosses 0.
         let absolute = |low, high| {
             worst("gelu' + 2", low, high, |x| 2.0 + gelu_derivative(x), |x| 2.0 + slope(x)).max(worst(
                 "gelu'",
@@ -442,7 +444,7 @@ mod tests {
             one = [x[i]];
             assert_eq!(exp_and_sum(&mut one, 9.0), one[0]);
             assert_eq!(one[0].to_bits(), exps[i].to_bits());
-            // Without any vector instruction.
+            // Without any vector instructions.
             assert_eq!((gelu(x[i]), exp(x[i] - 9.0)), (whole[i], exps[i]));
         }
     }

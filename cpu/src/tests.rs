@@ -1,4 +1,4 @@
-//! Every operation against core's definition of it, for 1, 2 and 3 threads.
+//! Compares every operation with core's definition of it, for 1, 2 and 3 threads.
 
 use capful_core::device::{Device as _, Op, Operation, Profile as _};
 use capful_core::memory::{Dtype, Region, Space};
@@ -9,14 +9,14 @@ use super::{Cpu, CpuProfile};
 use capful_device::Allocation;
 use capful_witness::{Lay, Witness, attention, norm, optimizer, spiking};
 
-/// The device with each number of threads, in a precision of this type.
+/// The CPU device with each number of threads, in a precision of this type.
 struct Threads(Dtype);
 
-/// What by its definition has one order of roundings, and is computed in it.
+/// Operations whose definition fixes the order of roundings, and whose implementation follows that order.
 const TO_THE_BIT: [&str; 3] = [AdamW::NAME, Lion::NAME, Sgd::NAME];
 
 impl Witness for Threads {
-    /// To compare what is computed by core's own loops with them would say nothing.
+    /// Operations that run core's own loops are skipped: comparing them would be meaningless.
     fn case<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O) {
         if !BY_REFERENCE.contains(&O::NAME) {
             let mut lay = Lay::new(self.0);
@@ -32,12 +32,13 @@ impl Threads {
     }
 }
 
-/// The cases that are every device's.
+/// The cases that apply to every device.
 mod witness {
     capful_witness::tests!(crate::tests::Threads);
 }
 
-/// Runs `operation` as it is defined and on 1, 2 and 3 threads, which must give the same bits, and compares what they leave.
+/// Runs `operation` by its definition and on 1, 2 and 3 threads, which must give the same bits, and compares the
+/// results.
 fn compare<O: Operation>(lay: &Lay, operation: O, to_the_bit: bool) {
     operation.validate().unwrap();
     let op = operation.into();
@@ -53,7 +54,7 @@ fn compare<O: Operation>(lay: &Lay, operation: O, to_the_bit: bool) {
     }
 }
 
-/// The device of so many threads, with these regions and exactly the scratch that `op` asks for.
+/// The device with `threads` threads, with these regions and exactly the scratch that `op` needs.
 fn cpu(lay: &Lay, op: &Op, threads: u32) -> Cpu {
     let profile = CpuProfile { threads };
     let scratch = profile.scratch(op);
@@ -67,7 +68,7 @@ fn cpu(lay: &Lay, op: &Op, threads: u32) -> Cpu {
     Cpu::start(&profile, memory, place).unwrap()
 }
 
-/// The arena after `op` on so many threads.
+/// The arena after `op` on `threads` threads.
 fn after(lay: &Lay, op: Op, threads: u32) -> Vec<u64> {
     let mut cpu = cpu(lay, &op, threads);
     cpu.run(&op).unwrap();
@@ -91,7 +92,7 @@ fn matrices_are_orthogonalised() {
     }
 }
 
-/// No wiring is like that: outputs that are direct and projected, and a gate by outputs that may be either.
+/// No real wiring has outputs that are both direct and projected, or a gate by such outputs.
 #[test]
 fn readouts_of_outputs_that_overlap() {
     let layout = ReadoutLayout { first: 2, direct: 4 };

@@ -1,5 +1,4 @@
-//! What stands in the place of the CUDA device in a build without the feature `cuda`: runs can be planned, none can
-//! start.
+//! Replaces the CUDA device in a build without the feature `cuda`: runs can be planned, but none can start.
 
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::Region;
@@ -8,32 +7,32 @@ use capful_ranks::SharedPeers;
 
 use crate::{Description, Gpu, Precision, Products, Room};
 
-/// An algorithm chosen for one product: passed on as it is.
+/// The algorithm chosen for one matrix multiplication, passed through unchanged.
 pub type Choice = serde_json::Value;
 
-/// Why there is no device.
+/// The error that this build has no CUDA device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this build has no CUDA device; build it with --features cuda, or use --device cpu")]
 pub struct CudaError;
 
 impl CudaError {
-    /// Whether nothing was begun.
+    /// Whether the error occurred before any work was started.
     pub fn refuses(&self) -> bool {
         true
     }
 }
 
-/// The machine as this build sees it: without GPUs.
+/// The machine as seen by this build: without GPUs.
 pub fn describe() -> Description {
     Description { driver: Err(CudaError.to_string()), gpus: Vec::new(), targets: "none", missing: Vec::new() }
 }
 
-/// None.
+/// No GPUs.
 pub fn gpus() -> Vec<Gpu> {
     Vec::new()
 }
 
-/// Refuses.
+/// Always fails.
 ///
 /// # Errors
 /// Always.
@@ -41,7 +40,7 @@ pub fn require(_: u32, _: Precision) -> Result<(), CudaError> {
     Err(CudaError)
 }
 
-/// Refuses.
+/// Always fails.
 ///
 /// # Errors
 /// Always.
@@ -49,18 +48,18 @@ pub fn free(_: u32) -> Result<u64, CudaError> {
     Err(CudaError)
 }
 
-/// A device that cannot be.
+/// A device that cannot exist.
 pub enum Cuda {}
 
-/// Results that cannot be.
+/// Results that cannot exist.
 #[derive(Debug, Clone, Copy)]
 pub enum Pending {}
 
-/// A program that cannot be.
+/// A program that cannot exist.
 pub enum TimedGraph {}
 
 impl Cuda {
-    /// Refuses.
+    /// Always fails.
     ///
     /// # Errors
     /// Always.

@@ -1,9 +1,9 @@
-//! What a machine offers the CUDA device, as `host doctor` and `host plan` show it.
+//! The CUDA properties of a machine, which `host doctor` and `host plan` show.
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// As the driver names it.
+    /// The name that the driver gives it.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (i32, i32),
@@ -11,15 +11,16 @@ pub struct Gpu {
     pub bytes: u64,
     /// Multiprocessors.
     pub multiprocessors: i32,
-    /// Whether it multiplies bf16 matrices; where not, bf16 is storage only and arithmetic is f32.
+    /// Whether it multiplies bf16 matrices; where not, bf16 is a storage format only and arithmetic is in f32.
     pub bf16: bool,
     /// Whether the embedded code has kernels for its warpgroups (compute capability 9.0).
     pub warpgroups: bool,
-    /// Whether a kernel can be made ready while the one before it runs (code of 9.0 or later, and a driver that can).
+    /// Whether a kernel can be prepared while the kernel before it runs (code for 9.0 or later, and a driver that
+    /// supports it).
     pub early: bool,
 }
 
-/// The machine as the CUDA device sees it.
+/// The machine as seen by the CUDA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// The CUDA version of the driver, as in `13.0`, and the library it was loaded from.
@@ -28,6 +29,6 @@ pub struct Description {
     pub gpus: Vec<Gpu>,
     /// Compute capabilities with embedded code.
     pub targets: &'static str,
-    /// Each library that is missing, and what to do about it.
+    /// A line for each missing library that says how to install it.
     pub missing: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! The GPU, its one allocation, copies in and out, and launches.
+//! The GPU with its single allocation, copies in and out, and launches.
 
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
@@ -20,11 +20,11 @@ use super::profile::WORKSPACE;
 use super::ranks::Ranks;
 use super::room::CudaScratch;
 use super::staging::Staging;
-use super::{Products, Room, describe};
+use super::{Products, Room, probe};
 
 /// A CUDA GPU that runs the operations of a step on one allocation.
 pub struct Cuda {
-    // Dropped in this order: what uses the context before the context.
+    // Dropped in this order: everything that uses the context before the context.
     pub(super) graphs: Graphs,
     pub(super) ranks: Ranks,
     pub(super) library: Library,
@@ -37,10 +37,10 @@ pub struct Cuda {
     pub(super) hardware: Hardware,
     pub(super) limits: Limits,
     pub(super) deferred: Deferred,
-    /// The next kernel waits for two streams: it is not made ready early.
+    /// Whether the next kernel waits for two streams: then it is not prepared early.
     pub(super) joined: bool,
     meter: Meter,
-    /// Said once, at start-up: what is missing and what it costs.
+    /// Warnings for start-up: missing parts and what their absence costs.
     pub warnings: Vec<String>,
     /// Bytes of the GPU outside the arena, each with its name, as measured.
     outside: Vec<(&'static str, u64)>,
@@ -49,13 +49,13 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Opens GPU `ordinal`, allocates exactly the arena's bytes there, zeros them, and loads every kernel.
+    /// Opens GPU `ordinal`, allocates exactly the arena's bytes there, zeroes them, and loads every kernel.
     ///
     /// # Errors
-    /// No driver, no such GPU, or too little memory on it: found out before anything is allocated.
+    /// No driver, no such GPU, or too little memory on it: detected before anything is allocated.
     pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
         let Room { arena: arena_bytes, scratch, staging } = room;
-        let device = describe::find(ordinal)?;
+        let device = probe::find(ordinal)?;
         let hardware = Hardware::of(device)?;
         let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
         let too_small = |free| CudaError::TooSmall { name: hardware.name.clone(), needed: arena_bytes, free, total };
@@ -74,9 +74,9 @@ impl Cuda {
             modules.push((*file, module));
         }
         note(&mut outside, "kernels", used()?);
-        // Waits for the default stream, which `write` and `clear` use.
+        // A stream that synchronises with the default stream, which `write` and `clear` use.
         let stream = Stream::new(StreamFlags::DEFAULT, None).map_err(CudaError::of("cuStreamCreate"))?;
-        // SAFETY: bytes; zeroed below before anyone reads them.
+        // SAFETY: bytes; zeroed below before they are read.
         let arena = unsafe { DeviceBuffer::<u8>::uninitialized(arena_bytes as usize) };
         let mut arena = arena.map_err(|e| match e {
             cust::error::CudaError::OutOfMemory => too_small(free),
@@ -116,26 +116,27 @@ impl Cuda {
         })
     }
 
-    /// Whether cublasLt may round the operands of a product of f32 by f32 to TF32 (10 bits of mantissa; sums stay f32), as
-    /// a run in bf16 does: tensor cores multiply those some ten times faster. Before anything is tuned or recorded.
+    /// Sets whether cublasLt may round the operands of an f32 matrix multiplication to TF32 (10 bits of mantissa; sums
+    /// stay f32), as a run in bf16 does: tensor cores multiply TF32 some ten times faster. Must be called before
+    /// anything is tuned or recorded.
     pub fn allow_tf32(&mut self, allow: bool) {
         self.library.tf32 = allow && self.hardware.tensor_cores;
     }
 
-    /// Adds to what is said once.
+    /// Adds a warning.
     pub fn warn(&mut self, warning: String) {
         self.warnings.push(warning);
     }
 
-    /// What is missing and what it costs, to be said once.
+    /// The warnings about missing parts and what their absence costs.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Whether the library is there that alone multiplies 8-bit floats.
+    /// Checks that cublasLt is available: only it multiplies 8-bit floats.
     ///
     /// # Errors
-    /// It is not.
+    /// The library is missing.
     pub fn require_library(&self) -> Result<(), CudaError> {
         if self.library.blas.is_some() {
             Ok(())
@@ -144,39 +145,39 @@ impl Cuda {
         }
     }
 
-    /// The arena's first address and the one behind its last.
+    /// The arena's first address and the address after its end.
     pub(super) fn arena_range(&self) -> [u64; 2] {
         let begin = self.arena.as_device_ptr().as_raw();
         [begin, begin + self.arena_bytes()]
     }
 
-    /// Bytes of the arena.
+    /// Number of bytes of the arena.
     pub fn arena_bytes(&self) -> u64 {
         self.arena.len() as u64
     }
 
-    /// Bytes of the GPU that are in use, by whomever.
+    /// Bytes of the GPU that are in use by any process.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn used(&self) -> Result<u64, CudaError> {
         used()
     }
 
-    /// Joules that the board took since the driver was loaded; nothing where it does not count them.
+    /// Joules that the board has used since the driver was loaded; `None` if the board has no counter.
     pub fn joules(&mut self) -> Option<f64> {
         self.meter.joules()
     }
 
-    /// Bytes of the GPU outside the arena, each with its name, as measured.
+    /// Measured bytes of the GPU outside the arena, each with a name.
     pub fn outside(&self) -> &[(&'static str, u64)] {
         &self.outside
     }
 
-    /// Names what is in use beyond the arena and the lines so far.
+    /// Gives a name to the memory in use that is neither in the arena nor in the list so far.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn name_outside(&mut self, name: &'static str) -> Result<(), CudaError> {
         self.synchronise()?;
         let outside = used()?.saturating_sub(self.arena_bytes());
@@ -184,22 +185,22 @@ impl Cuda {
         Ok(())
     }
 
-    /// Zeros the arena, behind what was queued.
+    /// Zeroes the arena after all queued work.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn clear(&mut self) -> Result<(), CudaError> {
         self.synchronise()?;
         self.arena.set_8(0).map_err(CudaError::of("cuMemsetD8"))?;
         CurrentContext::synchronize().map_err(CudaError::of("cuCtxSynchronize"))
     }
 
-    /// What made an operation fail, once.
+    /// Takes the details of the last failure of an operation; later calls return `None`.
     pub fn take_failure(&mut self) -> Option<CudaError> {
         self.failure.take()
     }
 
-    /// Keeps the details of a failure for [`Cuda::take_failure`].
+    /// Stores the details of a failure for [`Cuda::take_failure`].
     pub fn fail(&mut self, error: CudaError) -> OperationError {
         self.failure.get_or_insert(error);
         OperationError::Device
@@ -210,7 +211,7 @@ impl Cuda {
         self.failure.take().unwrap_or(CudaError::Driver { what: "an operation", code: error.to_string() })
     }
 
-    /// Where a region lies on the GPU.
+    /// The address of a region on the GPU.
     pub(super) fn address(&mut self, region: Region) -> Result<u64, OperationError> {
         let bytes = self.arena.len() as u64;
         if region.space != Space::Arena || region.end() > bytes {
@@ -219,12 +220,12 @@ impl Cuda {
         Ok(self.arena.as_device_ptr().as_raw() + region.offset)
     }
 
-    /// As [`Cuda::address`], 0 for none.
+    /// As [`Cuda::address`], 0 for no region.
     pub(super) fn address_or_null(&mut self, region: Option<Region>) -> Result<u64, OperationError> {
         region.map_or(Ok(0), |r| self.address(r))
     }
 
-    /// `bytes` of scratch at `offset` of it, behind the sums that wait where their pieces may lie.
+    /// `bytes` of scratch at `offset`; first finishes waiting sums where their pieces could overlap these bytes.
     pub(super) fn scratch_at(&mut self, offset: u64, bytes: u64) -> Result<u64, OperationError> {
         if offset.saturating_add(bytes) > WORKSPACE {
             self.finish_all()?;
@@ -232,7 +233,7 @@ impl Cuda {
         self.scratch_beside(offset, bytes)
     }
 
-    /// The same, whoever waits.
+    /// `bytes` of scratch at `offset`, without finishing waiting sums.
     pub(super) fn scratch_beside(&mut self, offset: u64, bytes: u64) -> Result<u64, OperationError> {
         let start = self.scratch.offset + offset;
         let (end, limit) = (start.saturating_add(bytes), self.scratch.end());
@@ -247,7 +248,7 @@ impl Cuda {
         self.scratch
     }
 
-    /// The type that all of `regions` share.
+    /// The common type of all `regions`.
     pub(super) fn dtype(
         &mut self,
         operation: &'static str,
@@ -276,40 +277,40 @@ impl Cuda {
         Err(self.fail(CudaError::Unsupported { operation, why }))
     }
 
-    /// Queues filling `count` 32-bit words with `value`.
+    /// Queues a fill of `count` 32-bit words with `value`.
     pub(super) fn fill(&mut self, address: u64, value: u32, count: u64) -> Result<(), OperationError> {
         self.carry_all()?;
-        // SAFETY: an address that `address` or `scratch_at` gave, with as many words behind it.
+        // SAFETY: an address from `address` or `scratch_at`, with this many words.
         let code = unsafe { cust::sys::cuMemsetD32Async(address, value, count as usize, self.stream.as_inner()) };
         CudaError::check("cuMemsetD32Async", code).map_err(|e| self.fail(e))
     }
 
-    /// Queues filling so many bytes with zeros.
+    /// Queues a fill of `bytes` with zeros.
     pub(super) fn fill_zeros(&mut self, address: u64, bytes: u64) -> Result<(), OperationError> {
         let rest = bytes % 4;
         self.fill(address, 0, bytes / 4)?;
         if rest == 0 {
             return Ok(());
         }
-        // SAFETY: as in `fill`; what is behind the last word.
+        // SAFETY: as in `fill`; the bytes after the last whole word.
         let code =
             unsafe { cust::sys::cuMemsetD8Async(address + bytes - rest, 0, rest as usize, self.stream.as_inner()) };
         CudaError::check("cuMemsetD8Async", code).map_err(|e| self.fail(e))
     }
 
-    /// Writes a region's bytes, in its own type. Waits.
+    /// Writes a region's bytes, in its own type. Waits until all queued work is done.
     ///
     /// # Errors
-    /// A region beyond the arena; what the driver says.
+    /// A region outside the arena; an error of the driver.
     pub fn write(&mut self, region: Region, bytes: &[u8]) -> Result<(), CudaError> {
         self.synchronise()?;
         let to = self.checked(region, bytes.len())?;
-        // SAFETY: a checked address with this many bytes behind it.
+        // SAFETY: a checked address with this many bytes.
         let code = unsafe { cust::sys::cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()) };
         CudaError::check("cuMemcpyHtoD", code)
     }
 
-    /// Reads a region's bytes, in its own type. Waits.
+    /// Reads a region's bytes, in its own type. Waits until all queued work is done.
     ///
     /// # Errors
     /// As [`Cuda::write`].
@@ -329,16 +330,17 @@ impl Cuda {
         self.address(region).map_err(|e| self.explain(e))
     }
 
-    /// Waits until everything queued is done.
+    /// Waits until all queued work is done.
     ///
     /// # Errors
-    /// What went wrong since the last time.
+    /// Any error since the last call.
     pub fn synchronise(&mut self) -> Result<(), CudaError> {
         self.carry_all().map_err(|e| self.explain(e))?;
         self.wait(|| self.stream.synchronize()).map_err(CudaError::of("cuStreamSynchronize"))
     }
 
-    /// Runs what waits for the GPU. Where it waits for other ranks' the wait has an end: see [`capful_ranks::watch`].
+    /// Runs a function that waits for the GPU. If the GPU waits for other ranks, the wait is limited: see
+    /// [`crate::ranks::watch`].
     pub(super) fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         match &self.ranks.communicator {
             Some(communicator) => communicator.wait(wait),
@@ -347,13 +349,13 @@ impl Cuda {
     }
 }
 
-/// Bytes of the current GPU that are in use, by whomever.
+/// Bytes of the current GPU that are in use by any process.
 fn used() -> Result<u64, CudaError> {
     let (free, total) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
     Ok((total - free) as u64)
 }
 
-/// Adds a line for what `outside`, all bytes beyond the arena, has grown by.
+/// Adds a line for the growth of `outside`, all bytes beyond the arena.
 fn note(lines: &mut Vec<(&'static str, u64)>, name: &'static str, outside: u64) {
     let named: u64 = lines.iter().map(|(_, bytes)| bytes).sum();
     lines.push((name, outside.saturating_sub(named)));
@@ -366,30 +368,31 @@ impl Device for Cuda {
     }
 }
 
-/// What this device does for an operation; its scratch is in [`CudaScratch`](super::room::CudaScratch).
+/// The CUDA implementation of an operation; its scratch is in [`CudaScratch`](super::room::CudaScratch).
 pub(super) trait OnCuda: CudaScratch {
-    /// Queues it. An implementation is never inlined, so that a device's frame is not as large as those of all together.
+    /// Queues the operation. An implementation is never inlined, so that a device's stack frame is not as large as the
+    /// frames of all operations together.
     fn run(self, cuda: &mut Cuda) -> Result<(), OperationError>;
 }
 
-/// Values of one thread of a kernel for rows of `columns` at `addresses`: 16 bytes of them where every row begins at a
-/// multiple of that, else one. Address 0 is none.
+/// Number of values that one thread of a kernel processes, for rows of `columns` at `addresses`: 16 bytes of values
+/// where every row begins at a multiple of 16 bytes, else one value. Address 0 stands for no tensor.
 pub(super) fn width(dtype: Dtype, columns: u64, addresses: &[u64]) -> u32 {
     let aligned = (columns * dtype.size()).is_multiple_of(16) && addresses.iter().all(|a| a.is_multiple_of(16));
     if aligned { 16 / dtype.size() as u32 } else { 1 }
 }
 
-/// Whether what is kept in this type, f32 or bf16, is rounded, as kernels take it.
+/// Whether values of this type, f32 or bf16, are rounded, as a kernel argument.
 pub(super) fn reduced(dtype: Dtype) -> u32 {
     (dtype == Dtype::Bf16).into()
 }
 
-/// Threads for `count` values of which each takes `width`, and the last ones what is left over.
+/// Threads for `count` values, `width` values for each thread, and one thread for each remaining value.
 pub(super) fn threads(count: u64, width: u32) -> u64 {
     count / u64::from(width) + count % u64::from(width)
 }
 
-/// Blocks of `size` that cover `count`; of more than the driver takes so many that it refuses them.
+/// Number of blocks of `size` that cover `count`; `u32::MAX` if that overflows, which the driver refuses.
 pub(super) fn blocks(count: u64, size: u32) -> u32 {
     u32::try_from(count.div_ceil(u64::from(size))).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! The counter of energy that the driver's management library (NVML) keeps for a GPU. The functions are those of nvml.h.
+//! The energy counter of a GPU in the driver's management library (NVML). The functions are those of nvml.h.
 
 use std::cell::OnceCell;
 use std::ffi::{CString, c_char, c_void};
@@ -8,8 +8,8 @@ use cust::device::Device;
 use cust::sys::CUdevice_attribute_enum as Attribute;
 use libloading::Library;
 
-use super::describe::attribute;
 use super::error::CudaError;
+use super::probe::attribute;
 
 /// Installed with the driver.
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -28,7 +28,7 @@ pub struct Counter {
     _library: Library,
 }
 
-/// Where a GPU is on its bus, as the library writes it.
+/// A GPU's address on its bus, in the library's notation.
 fn address(device: Device) -> Result<CString, CudaError> {
     let [domain, bus, slot] = [
         Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
@@ -39,14 +39,14 @@ fn address(device: Device) -> Result<CString, CudaError> {
     Ok(CString::new(format!("{:08x}:{:02x}:{:02x}.0", domain?, bus?, slot?)).unwrap_or_default())
 }
 
-/// The library. A stand-in for the driver brings its own: the real one knows no GPU of its.
+/// The library. A simulated driver contains these functions itself: the real library does not know the simulated GPU.
 fn open() -> Option<Library> {
-    // SAFETY: loaded already.
+    // SAFETY: already loaded.
     let driver = unsafe { Library::new(capful_driver::load().ok()?) }.ok()?;
-    // SAFETY: only whether it has the function is asked.
+    // SAFETY: only checks whether the function exists.
     match unsafe { driver.get::<PlainFn>(b"nvmlInit_v2\0") }.is_ok() {
         true => Some(driver),
-        // SAFETY: NVIDIA's library; its initialisers are its own.
+        // SAFETY: NVIDIA's library, with NVIDIA's initialisers.
         false => unsafe { Library::new(LIBRARY) }.ok(),
     }
 }
@@ -70,7 +70,7 @@ impl Meter {
 }
 
 impl Counter {
-    /// That of the GPU at `address`; nothing where there is no library, or the GPU has no counter.
+    /// The counter of the GPU at `address`; `None` if there is no library, or the GPU has no counter.
     pub fn of(address: &CString) -> Option<Counter> {
         let library = open()?;
         macro_rules! function {
@@ -83,21 +83,21 @@ impl Counter {
         let shutdown = function!(PlainFn, b"nvmlShutdown\0");
         let find = function!(ByAddressFn, b"nvmlDeviceGetHandleByPciBusId_v2\0");
         let energy = function!(EnergyFn, b"nvmlDeviceGetTotalEnergyConsumption\0");
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         if unsafe { init() } != 0 {
             return None;
         }
-        // From here on the library is shut down when the counter is dropped.
+        // From here on, dropping the counter shuts the library down.
         let mut counter = Counter { energy, shutdown, gpu: ptr::null_mut(), _library: library };
-        // SAFETY: a string, and a place for one handle.
+        // SAFETY: a string, and a pointer to one handle.
         let found = unsafe { find(address.as_ptr(), &mut counter.gpu) };
         (found == 0 && counter.joules().is_some()).then_some(counter)
     }
 
-    /// Joules that the board took since the driver was loaded.
+    /// Joules that the board has used since the driver was loaded.
     pub fn joules(&self) -> Option<f64> {
         let mut millijoules = 0;
-        // SAFETY: a handle of the library's, and a place for one number.
+        // SAFETY: a handle from the library, and a pointer to one number.
         let read = unsafe { (self.energy)(self.gpu, &mut millijoules) };
         (read == 0).then_some(millijoules as f64 / 1e3)
     }
@@ -105,7 +105,7 @@ impl Counter {
 
 impl Drop for Counter {
     fn drop(&mut self) {
-        // SAFETY: takes nothing; it was started once for this counter.
+        // SAFETY: takes no arguments; the library was initialised once for this counter.
         unsafe { (self.shutdown)() };
     }
 }

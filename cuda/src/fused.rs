@@ -1,4 +1,4 @@
-//! Operations of a program that one kernel makes together, found as a pass over its list.
+//! Operations of a program that one kernel computes together, found by a pass over the program.
 
 use std::ops::Range;
 
@@ -8,23 +8,24 @@ use capful_core::ops::{Epilogue, LinearGrad};
 use super::decoding::token::Launch;
 use super::device::Cuda;
 use super::norm::dropped::{dropped_before, dropped_by};
-use super::product::column_sums::{copied_before, made_before, made_by};
+use super::product::bias_sums::{copied_before, made_before, made_by};
 #[cfg(feature = "neurogen")]
 use super::spiking::{
+    modules::follows,
     spike_chain::{begins, linked},
-    spikes::follows,
 };
 use capful_device::Stream;
 
-/// Whether the first two operations are made together, in the place of the second.
+/// Whether the first two operations are computed together, at the second one's place in the program.
 fn joined(ops: &[Op]) -> bool {
     match ops {
-        // The first is the GELU that the second is the gradient behind: made again for it, since it was not kept. The pass
-        // that takes the gradient through the GELU, where there is one for the sums of a bias, has its input at hand.
+        // The first is the GELU whose gradient the second computes: its output is recomputed for the second, because it
+        // was not stored. The pass that propagates the gradient through the GELU reads the GELU's input anyway, if sums
+        // for a bias require that pass.
         [Op::Gelu(gelu), Op::LinearGrad(grad), ..] => {
             grad.x == gelu.out && grad.before_gelu == Some(gelu.x) && grad.x_bias_grad.is_some()
         }
-        // Queries and keys are turned as they are made.
+        // Queries and keys are rotated when they are computed.
         [Op::Linear(linear), Op::Rotate(rotate), ..] => {
             linear.out == rotate.qkv && linear.bias.is_some() && linear.epilogue == Epilogue::Store
         }
@@ -32,21 +33,22 @@ fn joined(ops: &[Op]) -> bool {
     }
 }
 
-/// Whether two operations that follow each other may be made together.
+/// Whether two consecutive operations may be computed together.
 pub(super) fn together(a: &Op, b: &Op) -> bool {
     match (a, b) {
         #[cfg(feature = "neurogen")]
         (Op::Spike(a), Op::Spike(b)) => follows(a, b) || linked(a, b),
         #[cfg(feature = "neurogen")]
         (Op::Taps(a), Op::Spike(b)) => begins(a, b),
-        // A norm is followed by what is dropped of its outputs.
+        // A norm is followed by the dropouts of its outputs.
         (Op::Norm(norm), Op::Dropout(dropout)) => norm.copy.is_none() && norm.first.out == dropout.x,
         (Op::Dropout(_), Op::Dropout(_)) => true,
         _ => joined(&[*a, *b]),
     }
 }
 
-/// What is left to do of operation `at`, a linear layer's gradient.
+/// The part of operation `at`, a linear layer's gradient, that remains: without a bias gradient that an earlier
+/// operation computes.
 fn left(grad: LinearGrad, ops: &[Op], at: usize) -> LinearGrad {
     LinearGrad { bias_grad: grad.bias_grad.filter(|_| !made_before(ops, at)), ..grad }
 }
@@ -55,7 +57,7 @@ impl Cuda {
     /// Queues a program.
     ///
     /// # Errors
-    /// What an operation could not do.
+    /// An operation that failed.
     pub fn run_program(&mut self, ops: &[Op]) -> Result<(), OperationError> {
         if self.ranks.stream.is_some()
             && self.graphs.recording
@@ -66,12 +68,12 @@ impl Cuda {
         self.run_all(ops)
     }
 
-    /// Queues operations on one stream, those in one launch that one kernel makes.
+    /// Queues operations on one stream, combined into single launches where one kernel computes several.
     pub(super) fn run_all(&mut self, ops: &[Op]) -> Result<(), OperationError> {
         self.run_some(ops, 0..ops.len())
     }
 
-    /// Queues some operations of a program, none of which is made together with one of the others.
+    /// Queues a range of a program's operations; none of them may be combined with an operation outside the range.
     pub(super) fn run_some(&mut self, ops: &[Op], some: Range<usize>) -> Result<(), OperationError> {
         let mut at = some.start;
         while at < some.end {
@@ -105,7 +107,8 @@ impl Cuda {
         Ok(0)
     }
 
-    /// Queues operation `at` of a program: with the one before it where they are made together, and then not that one.
+    /// Queues operation `at` of a program, combined with the operation before it where both are computed together; that
+    /// earlier operation is then skipped.
     pub(super) fn run_at(&mut self, ops: &[Op], at: usize) -> Result<(), OperationError> {
         if joined(&ops[at..]) {
             return Ok(());

@@ -9,7 +9,8 @@ use cust::sys;
 use super::device::Cuda;
 use super::error::CudaError;
 
-/// CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY, of CUDA 11.7: nodes have the priority of the stream they come from.
+/// CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY, since CUDA 11.7: nodes have the priority of the stream they were
+/// recorded from.
 const BY_NODE: u64 = 8;
 
 /// An instantiated graph.
@@ -28,7 +29,7 @@ pub(super) struct Graphs {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made by `record` and destroyed once. A failure leaves nothing to do.
+        // SAFETY: created by `record` and destroyed once. A failure cannot be handled.
         unsafe { sys::cuGraphExecDestroy(self.executable) };
     }
 }
@@ -39,19 +40,19 @@ impl Cuda {
         self.graphs.recorded.contains_key(&key)
     }
 
-    /// Records what is queued from here on, until [`Cuda::end_recording`].
+    /// Starts to record all queued work, until [`Cuda::end_recording`].
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn begin_recording(&mut self) -> Result<(), CudaError> {
         self.begin()
     }
 
-    /// Keeps what was queued since [`Cuda::begin_recording`] as the graph of `key`. It must depend on the key only;
-    /// values that change belong in the control region.
+    /// Stores the work queued since [`Cuda::begin_recording`] as the graph of `key`. The work must depend on the key
+    /// only; values that change belong in the control region.
     ///
     /// # Errors
-    /// What an operation or the driver could not do.
+    /// An error of an operation or of the driver.
     pub fn end_recording(&mut self, key: u64, queued: Result<(), OperationError>) -> Result<(), CudaError> {
         let graph = self.end(queued)?;
         self.graphs.recorded.insert(key, graph);
@@ -61,7 +62,7 @@ impl Cuda {
     /// Runs the graph of `key`, where it is recorded.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn replay_recorded(&mut self, key: u64) -> Result<(), CudaError> {
         self.carry_all().map_err(|e| self.explain(e))?;
         self.graphs.recorded.get(&key).map_or(Ok(()), |graph| self.replay(graph))
@@ -72,11 +73,11 @@ impl Cuda {
         self.replay(graph)
     }
 
-    /// Queues a graph behind what is queued already.
+    /// Queues a graph after all queued work.
     fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
         // SAFETY: an instantiated graph whose addresses lie in the arena, on the stream it was recorded on.
         let launch = || unsafe { sys::cuGraphLaunch(graph.executable, self.stream.as_inner()) };
-        // Waits where the GPU's queue is full.
+        // The call waits where the GPU's queue is full.
         let code = self.wait(launch);
         CudaError::check("cuGraphLaunch", code)
     }
@@ -90,26 +91,26 @@ impl Cuda {
         self.end(recorded)
     }
 
-    /// From here on what is queued is recorded instead.
+    /// Starts to record queued work instead of running it.
     fn begin(&mut self) -> Result<(), CudaError> {
         self.carry_all().map_err(|e| self.explain(e))?;
-        // Relaxed: libraries may load a kernel's code while it is recorded, and nobody else uses this stream.
+        // Relaxed: libraries may load a kernel's code during the recording, and only this thread uses the stream.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: our own stream.
+        // SAFETY: a stream of this device.
         let code = unsafe { sys::cuStreamBeginCapture_v2(self.stream.as_inner(), mode) };
         CudaError::check("cuStreamBeginCapture", code)?;
         self.graphs.recording = true;
         Ok(())
     }
 
-    /// Ends what [`Cuda::begin`] began, whether or not the recording went well.
+    /// Ends the recording that [`Cuda::begin`] started, even if an operation failed.
     fn end(&mut self, recorded: Result<(), OperationError>) -> Result<Graph, CudaError> {
         let recorded = recorded.and_then(|()| self.finish_all()).and_then(|()| self.carry_all());
         self.deferred.clear();
         self.graphs.recording = false;
         let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
         let stream = self.stream.as_inner();
-        // SAFETY: our own stream, and a place for the handle made.
+        // SAFETY: a stream of this device, and a pointer to the new handle.
         let ended = unsafe { sys::cuStreamEndCapture(stream, &mut graph) };
         let result = recorded.map_err(|e| self.explain(e)).and_then(|()| {
             CudaError::check("cuStreamEndCapture", ended)?;

@@ -2,22 +2,22 @@
 
 use cust::device::{Device, DeviceAttribute};
 
-use super::describe;
+use super::probe;
 use super::error::CudaError;
 
 /// A GPU's properties.
 pub(super) struct Hardware {
     /// The GPU's name.
     pub name: String,
-    /// Whether bf16 is multiplied on tensor cores.
+    /// Whether tensor cores multiply bf16.
     pub tensor_cores: bool,
-    /// Whether warpgroups multiply bf16.
+    /// Whether the warpgroup kernels multiply bf16.
     pub warpgroups: bool,
-    /// Whether the driver describes matrices to the multiprocessors' copies of tiles.
+    /// Whether the driver supports tensor maps, which describe matrices to the multiprocessors' tile copies.
     pub tensor_maps: bool,
-    /// Whether a kernel is made ready while the one before it runs.
+    /// Whether a kernel is prepared while the kernel before it runs.
     pub early: bool,
-    /// Blocks that can wait for each other: one a multiprocessor.
+    /// Number of blocks that can wait for each other: one on each multiprocessor.
     pub together: u32,
     /// Multiprocessors.
     pub multiprocessors: u32,
@@ -30,9 +30,9 @@ pub(super) struct Hardware {
 impl Hardware {
     /// The properties of `device`.
     pub fn of(device: Device) -> Result<Hardware, CudaError> {
-        let super::Gpu { name, bf16: tensor_cores, warpgroups, early, multiprocessors, .. } = describe::gpu(device)?;
+        let super::Gpu { name, bf16: tensor_cores, warpgroups, early, multiprocessors, .. } = probe::gpu(device)?;
         let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1).max(1);
-        let together = if describe::waits(device)? { multiprocessors } else { 1 };
+        let together = if probe::waits(device)? { multiprocessors } else { 1 };
         let cache =
             device.get_attribute(DeviceAttribute::L2CacheSize).map_err(CudaError::of("cuDeviceGetAttribute"))?;
         Ok(Hardware {
@@ -43,7 +43,7 @@ impl Hardware {
             early,
             together,
             multiprocessors,
-            shared: describe::shared(device)?,
+            shared: probe::shared(device)?,
             cache: u64::try_from(cache).unwrap_or(0),
         })
     }

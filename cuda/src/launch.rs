@@ -1,7 +1,7 @@
-//! Queuing kernels. All blocks of some wait for each other, which the launch then promises to run at the same time
-//! (CUDA's cooperative launch). Of the others, on GPUs of compute capability 9.0 and later a kernel's blocks are made ready while the kernel
-//! before it runs (CUDA's programmatic dependent launch): each waits at its beginning, as `common.cuh` says, so only
-//! the time between kernels changes.
+//! Queues kernels. Some kernels need all of their blocks to wait for each other; their launch guarantees that the
+//! blocks run at the same time (CUDA's cooperative launch). For other kernels on GPUs of compute capability 9.0 and
+//! later, the blocks are prepared while the kernel before them runs (CUDA's programmatic dependent launch): each block
+//! waits at its beginning, as `common.cuh` says, so only the time between kernels changes.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use cust::sys;
 use super::device::Cuda;
 use super::error::CudaError;
 
-/// Mirrors CUlaunchAttribute, of which these two kinds are used.
+/// Mirrors CUlaunchAttribute; only these two kinds are used.
 #[repr(C)]
 struct Attribute {
     id: u32,
@@ -27,9 +27,9 @@ const EARLY: u32 = 6;
 /// How a kernel's blocks are started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Start {
-    /// As the GPU has room for them.
+    /// As soon as the GPU has room for them.
     Plain,
-    /// As that, made ready while the kernel before runs.
+    /// As soon as the GPU has room for them; they prepare while the previous kernel runs.
     Early,
     /// All at the same time, or the launch fails.
     Together,
@@ -47,7 +47,7 @@ struct Config {
 }
 
 unsafe extern "C" {
-    /// Of CUDA 11.8, which cust's declarations precede.
+    /// Since CUDA 11.8, which is newer than cust's declarations.
     fn cuLaunchKernelEx(
         config: *const Config,
         function: sys::CUfunction,
@@ -57,7 +57,7 @@ unsafe extern "C" {
 }
 
 impl Cuda {
-    /// Queues a kernel. `arguments` is what its source says that it takes.
+    /// Queues a kernel. `arguments` must be the struct that the kernel's source declares.
     pub(super) fn launch<A: Copy>(
         &mut self,
         module: &'static str,
@@ -69,7 +69,8 @@ impl Cuda {
         self.launch_with(module, kernel, grid, threads, 0, arguments)
     }
 
-    /// As [`Cuda::launch`], with `shared` bytes of shared memory beside what the kernel has.
+    /// As [`Cuda::launch`], with `shared` bytes of dynamic shared memory in addition to the kernel's static shared
+    /// memory.
     pub(super) fn launch_with<A: Copy>(
         &mut self,
         module: &'static str,
@@ -84,7 +85,7 @@ impl Cuda {
         self.launch_kernel(module, kernel, (grid, threads, shared), arguments)
     }
 
-    /// As [`Cuda::launch_with`], one block a multiprocessor, which may wait for each other.
+    /// As [`Cuda::launch_with`], with one block on each multiprocessor; the blocks may wait for each other.
     pub(super) fn launch_together<A: Copy>(
         &mut self,
         module: &'static str,
@@ -100,7 +101,7 @@ impl Cuda {
         self.start(module, kernel, (grid, threads, shared), start, arguments)
     }
 
-    /// As [`Cuda::launch_with`], a kernel that was found before: grid, threads and shared bytes.
+    /// As [`Cuda::launch_with`], for a kernel handle; with grid, threads and shared bytes.
     pub(super) fn launch_kernel<A: Copy>(
         &mut self,
         module: &'static str,
@@ -112,7 +113,7 @@ impl Cuda {
         self.start(module, kernel, shape, start, arguments)
     }
 
-    /// Finds a kernel.
+    /// Looks up a kernel.
     pub(super) fn kernel(&mut self, module: &'static str, kernel: &str) -> Result<sys::CUfunction, OperationError> {
         let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {
             return Err(self.fail(CudaError::Unsupported { operation: module, why: "its kernels are not embedded" }));
@@ -152,8 +153,8 @@ impl Cuda {
             let (block, stream) = ([threads, 1, 1], self.stream.as_inner());
             let count = u32::from(start != Start::Plain);
             let config = Config { grid, block, shared, stream, attributes: &how, count };
-            // SAFETY: one argument, a struct that the kernel's source declares; addresses in it were checked by `address`. The
-            // attribute outlives the call.
+            // SAFETY: one argument, a struct that the kernel's source declares; the addresses in it were checked by
+            // `address`. The attribute outlives the call.
             let code = unsafe { cuLaunchKernelEx(&config, kernel, arguments.as_mut_ptr(), std::ptr::null_mut()) };
             CudaError::check(module, code)
         };

@@ -1,27 +1,28 @@
 //! The CUDA device: every operation of the core on an NVIDIA GPU, all state in one allocation.
 //!
-//! - `arguments`: what kernels take, declared by their sources;
+//! - `arguments`: the kernels' arguments, as their sources declare them;
 //! - `device`: the GPU, its one allocation, copies in and out;
 //! - `hardware`: what the GPU can do;
-//! - `launch`: kernels queued, each made ready while the one before it runs;
-//! - `beside`: a program on two streams, what ranks send each other on one of them;
-//! - `deferred`: copies and sums that wait for a kernel that does several;
+//! - `launch`: queues kernels, each prepared while the kernel before it runs;
+//! - `two_streams`: a program on two streams, one of them for communication between ranks;
+//! - `deferred`: copies and sums that wait for one launch;
 //! - `staging`: inputs and results through pinned memory;
 //! - `graph`: a step recorded once and replayed;
-//! - `timing`: how long operations take;
-//! - `profile`: what the precision implies for memory; `room`: what operations take of it, a file a folder;
-//! - `fused`: operations that one kernel makes together;
+//! - `timer`: the times of operations;
+//! - `profile`: the memory properties of each precision; `room`: the scratch of operations, one file in each folder;
+//! - `fused`: operations that one kernel computes together;
 //! - `decoding::token`: the operations of one token in one launch;
-//! - `spiking`: modules of one stream in one launch (`spikes`), of many streams token after token (`spike_chain`); signals
-//!   as neurons read them and as products do (`streams`);
-//! - `product`: the matrix product, by cublasLt (`blas`, its algorithms chosen in `tuning`) or by our own tiled kernel;
-//! - `describe`: what is there and what is missing (`description`), before anything is opened;
-//! - `energy`: what the board takes, where the driver counts it;
-//! - `absent`: what stands here in a build without the feature `cuda`;
-//! - the rest: one file an operation, in the folders of the core's `ops` and of `kernels/cuda`.
+//! - `spiking`: modules of one stream in one launch (`modules`), modules of many streams token after token
+//!   (`spike_chain`); signals in the layouts of neurons and of matrix multiplications (`streams`);
+//! - `product`: matrix multiplication, by cublasLt (`blas`, its algorithms chosen in `tuning`) or by this program's own
+//!   tiled kernel;
+//! - `probe`: the available and missing parts (`description`), before anything is opened;
+//! - `energy`: the energy used by the board, where the driver counts it;
+//! - `absent`: the replacement in a build without the feature `cuda`;
+//! - the rest: one file for each operation, in the same folders as in the core's `ops` and in `kernels/cuda`.
 //!
-//! Every operation is queued on one stream and none waits; but for what ranks send each other, which has a stream of its
-//! own. Sums have a fixed order and no float is added atomically, so the same inputs give the same bits.
+//! All operations are queued on one stream without waiting, except for communication between ranks, which has a second
+//! stream. Sums have a fixed order and no float is added atomically, so the same inputs give the same bits.
 
 #[cfg(not(feature = "cuda"))]
 mod absent;
@@ -30,13 +31,9 @@ mod arguments;
 #[cfg(feature = "cuda")]
 mod attention;
 #[cfg(feature = "cuda")]
-mod beside;
-#[cfg(feature = "cuda")]
 mod decoding;
 #[cfg(feature = "cuda")]
 mod deferred;
-#[cfg(feature = "cuda")]
-mod describe;
 mod description;
 #[cfg(feature = "cuda")]
 mod device;
@@ -63,6 +60,8 @@ mod optimizer;
 #[cfg(feature = "cuda")]
 mod pointwise;
 #[cfg(feature = "cuda")]
+mod probe;
+#[cfg(feature = "cuda")]
 mod product;
 mod profile;
 #[cfg(feature = "cuda")]
@@ -75,9 +74,11 @@ mod staging;
 #[cfg(all(test, feature = "cuda", feature = "neurogen"))]
 mod tests;
 #[cfg(feature = "cuda")]
-mod timed;
+mod timed_graph;
 #[cfg(feature = "cuda")]
-mod timing;
+mod timer;
+#[cfg(feature = "cuda")]
+mod two_streams;
 
 pub use description::{Description, Gpu};
 pub use profile::{CudaProfile, Precision};
@@ -86,12 +87,12 @@ pub use profile::{CudaProfile, Precision};
 pub use absent::{Choice, Cuda, CudaError, Pending, TimedGraph, describe, free, gpus, require};
 #[cfg(feature = "cuda")]
 pub use {
-    describe::{describe, free, gpus, require},
     device::Cuda,
     error::CudaError,
+    probe::{describe, free, gpus, require},
     product::tuning::Choice,
     staging::Pending,
-    timed::TimedGraph,
+    timed_graph::TimedGraph,
 };
 
 use capful_core::memory::Region;

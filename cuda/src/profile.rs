@@ -1,4 +1,4 @@
-//! What the CUDA device takes of memory: plain data, so that a run is planned where there is no GPU.
+//! The memory properties of the CUDA device: plain data, so that a run can be planned without a GPU.
 
 use capful_core::device::{Op, Profile};
 use capful_core::memory::{Dtype, Role};
@@ -6,30 +6,30 @@ use capful_core::with_operation;
 
 use super::room::CudaScratch;
 
-/// How numbers are kept.
+/// The storage format of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// Single precision everywhere.
     F32,
-    /// Weights, activations and their gradients in bf16; masters, moments and, where nothing else is said, the parameters'
-    /// gradients in f32.
-    /// Sums are always f32.
+    /// Weights, activations and their gradients in bf16; masters, moments and, by default, the parameters' gradients in
+    /// f32. Sums are always f32.
     Bf16,
-    /// As bf16; the products of a family's layers read copies of their operands in 8 bits, where the family has such.
+    /// As bf16; in addition, the matrix multiplications of a family's layers read 8-bit copies of their operands, where
+    /// the family supports that.
     Fp8,
 }
 
 /// The memory of a step on the CUDA device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaProfile {
-    /// How numbers are kept.
+    /// The storage format of numbers.
     pub precision: Precision,
     /// Whether the parameters' gradients are bf16 too.
     pub bf16_gradients: bool,
 }
 
 impl CudaProfile {
-    /// With the parameters' gradients in f32.
+    /// A profile with the parameters' gradients in f32.
     pub const fn new(precision: Precision) -> CudaProfile {
         CudaProfile { precision, bf16_gradients: false }
     }
@@ -58,12 +58,12 @@ impl Profile for CudaProfile {
     }
 }
 
-/// Bytes of the scratch that a product may use, and behind them bytes for pieces of sums that wait: together what NVIDIA
-/// recommends for products on its largest GPUs.
+/// Bytes of scratch for a matrix multiplication, and after them bytes for pieces of waiting sums: together the size
+/// that NVIDIA recommends for multiplications on its largest GPUs.
 pub const WORKSPACE: u64 = 28 << 20;
 pub const SUMS: u64 = 4 << 20;
 
-/// Rows of a piece of a sum over rows and the number of pieces: a function of the rows only, so that sums have one
+/// Rows of a piece of a sum over rows, and the number of pieces: a function of the rows only, so that sums have a fixed
 /// order.
 pub fn pieces(rows: u32) -> (u32, u32) {
     let piece = rows.div_ceil(256).max(64);

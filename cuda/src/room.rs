@@ -1,5 +1,5 @@
-//! What operations take of memory on the CUDA device, beside the launchers of each folder. Every build has it, so that a run
-//! is planned where there is no GPU.
+//! The memory that operations need on the CUDA device, next to the launchers of each folder. It is part of every build,
+//! so that a run can be planned without a GPU.
 
 use capful_core::device::Operation;
 
@@ -27,9 +27,9 @@ pub mod ranks;
 #[path = "spiking/room.rs"]
 pub mod spiking;
 
-/// What the CUDA device takes of memory for an operation.
+/// The CUDA memory of an operation.
 pub trait CudaScratch: Operation {
-    /// Bytes of scratch that it wants while it runs.
+    /// Bytes of scratch that the operation needs while it runs.
     fn scratch(&self, profile: &CudaProfile) -> u64;
 }
 

@@ -1,8 +1,8 @@
-//! Inputs and results through pinned memory, so that the host never waits for the step that runs. A kernel reads and writes
-//! it: one for all inputs of a step takes less time than a copy for each.
+//! Inputs and results through pinned memory, so that the host never waits for the running step. A kernel reads and
+//! writes the pinned memory: one kernel for all inputs of a step takes less time than a separate copy for each.
 //!
-//! Steps take turns on two halves. A step's inputs are queued before its kernels and its results after them; they
-//! are read while the next step runs.
+//! Steps alternate between two halves. A step's inputs are queued before its kernels and its results after them; the
+//! results are read while the next step runs.
 
 use capful_core::memory::Region;
 use cust::event::{Event, EventFlags, EventStatus};
@@ -11,27 +11,27 @@ use cust::memory::LockedBuffer;
 use super::device::Cuda;
 use super::error::CudaError;
 
-/// How long [`Cuda::results_soon`] looks before it sleeps.
+/// How long [`Cuda::results_soon`] polls before it sleeps.
 const LOOKING: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// Two halves of pinned memory, and when each was last used.
+/// Two halves of pinned memory, and events of their last uses.
 pub struct Staging {
     memory: LockedBuffer<u8>,
     half: usize,
-    /// Steps begun.
+    /// Number of steps begun.
     steps: u64,
     /// Bytes of the current half in use.
     used: usize,
-    /// Recorded before and after the step that used this half.
+    /// Events recorded before and after the step that used this half.
     begun: [Event; 2],
     done: [Event; 2],
     /// Whether the end of the current step is recorded.
     ended: bool,
-    /// Seconds that the steps so far took on the GPU.
+    /// Seconds that the finished steps took on the GPU.
     busy: f64,
 }
 
-/// Results on their way.
+/// Results that are being copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pending {
     step: u64,
@@ -40,10 +40,10 @@ pub struct Pending {
 }
 
 impl Staging {
-    /// Twice `bytes`.
+    /// Allocates twice `bytes`.
     pub fn new(bytes: usize) -> Result<Staging, CudaError> {
         let half = bytes.next_multiple_of(64).max(64);
-        // Who waits sleeps: the processor is the reader's.
+        // A waiting thread sleeps: the reader thread needs the processor.
         let event = || Event::new(EventFlags::BLOCKING_SYNC).map_err(CudaError::of("cuEventCreate"));
         let memory = LockedBuffer::new(&0, 2 * half).map_err(CudaError::of("cuMemAllocHost"))?;
         let (begun, done) = ([event()?, event()?], [event()?, event()?]);
@@ -61,10 +61,10 @@ impl Staging {
 }
 
 impl Cuda {
-    /// Begins the next step's copies. Waits for the step before the last, whose half it takes.
+    /// Begins the next step's copies. Waits for the step before the last, which used the same half.
     ///
     /// # Errors
-    /// What went wrong in that step.
+    /// An error in that step.
     pub fn next_step(&mut self) -> Result<(), CudaError> {
         self.carry_all().map_err(|e| self.explain(e))?;
         let Cuda { staging: s, stream, .. } = self;
@@ -74,7 +74,7 @@ impl Cuda {
         s.steps += 1;
         s.ended = false;
         s.used = 0;
-        // Indexed by the step that used the half: two steps before this one.
+        // The events of the step that used the half last: two steps before this one.
         let half = ((s.steps - 1) % 2) as usize;
         if s.steps > 2 {
             self.wait(|| self.staging.done[half].synchronize()).map_err(CudaError::of("cuEventSynchronize"))?;
@@ -82,25 +82,25 @@ impl Cuda {
         self.staging.begun[half].record(&self.stream).map_err(CudaError::of("cuEventRecord"))
     }
 
-    /// Seconds that the steps whose results were read took on the GPU.
+    /// Seconds that the steps with read results took on the GPU.
     pub fn busy_seconds(&self) -> f64 {
         self.staging.busy
     }
 
-    /// Queues `bytes` into a region, in its own type.
+    /// Queues a copy of `bytes` into a region, in the region's own type.
     ///
     /// # Errors
-    /// More than the staging memory holds; a region beyond the arena; what the driver says.
+    /// More than the staging memory holds; a region outside the arena; an error of the driver.
     pub fn queue_write(&mut self, region: Region, bytes: &[u8]) -> Result<(), CudaError> {
         let range = self.staging.take(bytes.len())?;
         self.staging.memory[range.clone()].copy_from_slice(bytes);
         let to = self.checked(region, bytes.len())?;
-        // Pinned bytes stay as they are until the step after the next begins.
+        // The pinned bytes are unchanged until the step after the next begins.
         let from = self.staging.memory[range].as_ptr() as u64;
         self.carry([from, to, bytes.len() as u64]).map_err(|e| self.explain(e))
     }
 
-    /// Queues a copy of a region's bytes to the host, behind what was queued so far.
+    /// Queues a copy of a region's bytes to the host, after all queued work.
     ///
     /// # Errors
     /// As [`Cuda::queue_write`].
@@ -108,7 +108,7 @@ impl Cuda {
         let len = region.bytes() as usize;
         let range = self.staging.take(len)?;
         let from = self.checked(region, len)?;
-        // Nobody reads these bytes before `results` has waited.
+        // These bytes are not read before `results` has waited.
         let to = self.staging.memory[range.clone()].as_mut_ptr() as u64;
         self.carry([from, to, len as u64]).and_then(|()| self.carry_all()).map_err(|e| self.explain(e))?;
         let done = &self.staging.done[((self.staging.steps.max(1) - 1) % 2) as usize];
@@ -117,18 +117,18 @@ impl Cuda {
         Ok(Pending { step: self.staging.steps, start: range.start, len })
     }
 
-    /// The bytes that a step's [`Cuda::queue_read`] asked for. Waits for that step: none at all where the next one
-    /// was long since queued.
+    /// The bytes that a step requested with [`Cuda::queue_read`]. Waits for that step; there is no wait if the next
+    /// step was queued long before.
     ///
     /// # Errors
-    /// What went wrong in that step; the step after the next has begun, whose results take their place.
+    /// An error in that step; or the results were overwritten because the step after the next has begun.
     pub fn results(&mut self, pending: Pending) -> Result<&[u8], CudaError> {
         let half = self.half_of(pending)?;
         self.results_of(pending, half).map(|bytes| &*bytes)
     }
 
-    /// As [`Cuda::results`], to change at will, for a step that takes less time than waking up does: looks again and
-    /// again, a millisecond at most.
+    /// As [`Cuda::results`], but mutable, for a step that takes less time than waking up a thread: polls, for a
+    /// millisecond at most.
     ///
     /// # Errors
     /// As [`Cuda::results`].
@@ -141,7 +141,7 @@ impl Cuda {
         self.results_of(pending, half)
     }
 
-    /// Which half a step's results lie in, unless a later step has taken it.
+    /// The half with a step's results, unless a later step has reused it.
     fn half_of(&self, pending: Pending) -> Result<usize, CudaError> {
         let (step, now) = (pending.step, self.staging.steps);
         if now > step + 1 {

@@ -1,7 +1,7 @@
 //! Encodes documents ahead of the stream that reads them, on threads of their own.
 //!
-//! Pieces of documents go out in loads, to one thread after the other, and come back in the same turn: the ids are the
-//! same, in the same order, whatever the number of threads. The loads are a fixed number of bounded size.
+//! Pieces of documents go to the threads in loads, to one thread after the other, and come back in the same order: the
+//! ids and their order are the same for any number of threads. The number of loads is fixed and their size is bounded.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -13,24 +13,24 @@ use super::source::Place;
 use capful_base::allocations::{self, Activity};
 use capful_config::Config;
 
-/// Loads that each thread has at once, waiting or done: a slow one must not leave the others without work.
+/// Loads that each thread has at once, waiting or done: a slow load must not leave the other threads without work.
 const DEPTH: usize = 4;
-/// More threads than this would wait for the one that reads.
+/// More threads than this would wait for the thread that reads the documents.
 const MOST: u32 = 8;
 
-/// Threads that encode for the run of `config`, 0 where the reader does it along the way: words and bytes are looked up
-/// faster than they are handed over.
+/// Number of encoding threads for the run of `config`; 0 if the reader thread encodes by itself: the `word` and
+/// `byte` tokenizers look tokens up faster than a load is handed over.
 pub fn threads(config: &Config) -> u32 {
     let quick = matches!(config.tokenizer.as_str(), "word" | "byte");
     if quick || config.threads < 2 { 0 } else { config.threads.min(MOST) }
 }
 
-/// Threads that encode all of a source at once, 0 where the one that reads it does it along the way.
+/// Number of threads that encode a whole source at once; 0 if the reader thread encodes it while reading.
 pub fn builders(threads: u32) -> u32 {
     if threads < 2 { 0 } else { threads.min(2 * MOST) }
 }
 
-/// Bytes that `threads` of them hold at most.
+/// Most bytes that `threads` encoding threads allocate.
 pub fn bytes(threads: u32) -> u64 {
     (u64::from(threads) * DEPTH as u64 + 1) * LOAD_BYTES
 }
@@ -63,7 +63,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.work = None;
-        // It may wait to hand over a load.
+        // The thread may be waiting to hand over a load.
         while self.done.recv().is_ok() {}
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -80,7 +80,7 @@ pub(super) struct Ahead {
     /// Loads handed out and taken back since the last seek.
     sent: usize,
     taken: usize,
-    /// How reading ended, told once everything before it was taken.
+    /// How reading ended; reported after everything that was read before the end is taken.
     end: Option<Result<(), SourceError>>,
     load: Load,
     /// The piece after the current one.
@@ -88,7 +88,7 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// With 0 threads the one that asks for pieces encodes them.
+    /// With 0 threads the pieces are encoded by the thread that calls [`Ahead::advance`].
     pub(super) fn new(feed: Feed, threads: u32) -> Result<Self, SourceError> {
         // Ids need no encoding.
         let threads = if feed.documents.has_text() { threads } else { 0 };
@@ -99,7 +99,7 @@ impl Ahead {
         Ok(Self { encoder, coder, workers, free, sent: 0, taken: 0, end: None, load, next: 0 })
     }
 
-    /// Goes to the next piece, or gives `false` at the end of the source.
+    /// Goes to the next piece; returns `false` at the end of the source.
     pub(super) fn advance(&mut self) -> Result<bool, SourceError> {
         while self.next >= self.load.pieces().len() {
             if !self.take()? {
@@ -121,13 +121,13 @@ impl Ahead {
             self.free.push(std::mem::replace(&mut self.load, done));
             self.taken += 1;
             self.load.failed(|| self.encoder.name())?;
-            // The thread that has just become free.
+            // To the thread that has just become free.
             self.send()?;
             return Ok(true);
         }
         match self.end.take() {
             None => {
-                // Nobody to send it to, and no reason to read ahead.
+                // There is no thread to send the load to, and no reason to read ahead.
                 let filled = self.encoder.fill(&mut self.load, 1);
                 self.end = ended(filled);
                 self.load.encode(&self.coder);
@@ -142,7 +142,7 @@ impl Ahead {
         }
     }
 
-    /// Gives every thread what it can have.
+    /// Gives every thread as many loads as it may have at once.
     fn send(&mut self) -> Result<(), SourceError> {
         while self.end.is_none() && self.sent - self.taken < self.workers.len() * DEPTH {
             let mut load = self.free.pop().unwrap_or_default();
@@ -165,7 +165,7 @@ impl Ahead {
         self.load.pieces().get(self.next.checked_sub(1)?)
     }
 
-    /// Its ids, marks included.
+    /// The ids of the current piece, marks included.
     pub(super) fn ids(&self) -> &[u32] {
         self.next.checked_sub(1).map_or(&[], |at| self.load.ids(at))
     }
@@ -218,7 +218,7 @@ mod tests {
     use super::super::tokenizer::{EncodeError, Tokenizer};
     use super::*;
 
-    /// Bytes, some documents of them slowly; counts the threads that still use it by its `Arc`.
+    /// A byte tokenizer that is slow on some documents; its `Arc` counts the threads that still use it.
     struct Slow {
         calls: AtomicU32,
         panics_at: u32,
@@ -263,7 +263,7 @@ mod tests {
             stream.seek(Default::default()).unwrap();
             assert_eq!(stream.next_token().unwrap().unwrap().id, ids[0]);
             drop(stream);
-            // No thread holds it any more.
+            // No thread has a reference to it any more.
             assert_eq!(Arc::strong_count(&slow), 1);
             ids
         };

@@ -1,8 +1,8 @@
-//! Which documents of a side are scored: those of smallest rank in the split.
+//! Chooses the documents that are scored: those with the smallest ranks in the split.
 //!
-//! A rank is a hash of the content, so these are a random sample of the whole source, the same whatever the order of its
-//! documents; the first ones in a file are often of one kind. Long documents are cut, so that no few of them are all
-//! that is scored.
+//! A rank is a hash of the content, so the chosen documents are a random sample of the whole source, the same whatever
+//! the order of its documents; the first ones in a file are often of one kind. Long documents are cut, so that a few of
+//! them cannot fill the whole set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use super::shards::documents::ShardDocuments;
 use super::source::Place;
 use super::validation::{Beginning, ValidationSet, most_documents};
 
-/// A source that is not encoded is looked through so far, in bytes.
+/// How many bytes of a source that is not encoded are searched for documents.
 pub const LOOKED_THROUGH: u64 = 4 << 30;
-/// The part of the set that one document takes at most.
+/// One document takes at most this fraction of the set: one part in `PARTS`.
 const PARTS: usize = 8;
 
 /// Documents to score.
@@ -26,16 +26,17 @@ pub struct Validation {
     pub set: ValidationSet,
     /// Their numbers in the source, counted from 0, in the order of the set.
     pub numbers: Vec<u64>,
-    /// How many they were chosen among; nothing where they are the first ones of an endless source.
+    /// Number of documents that they were chosen from; `None` if they are the first documents of an endless source.
     pub among: Option<u64>,
-    /// Whether that is all of the source, and not only its beginning.
+    /// Whether `among` counts the whole source, and not only its beginning.
     pub whole: bool,
-    /// Documents that were passed over, since the training side has passages of them.
+    /// Documents that were skipped because the training side contains passages of them.
     pub passed_over: usize,
 }
 
 impl Validation {
-    /// Those of several sources of these shares, one after the other; documents keep the numbers of their own source.
+    /// Joins the choices from several sources with these shares, one after the other; documents keep the numbers of
+    /// their own source.
     pub fn joined(each: Vec<Validation>, shares: &[f64]) -> Validation {
         let among = each.iter().map(|one| one.among).sum();
         let (whole, passed_over) = (each.iter().all(|one| one.whole), each.iter().map(|one| one.passed_over).sum());
@@ -44,7 +45,7 @@ impl Validation {
         Validation { set, numbers, among, whole, passed_over }
     }
 
-    /// What is scored, for people, and which part of it the training side has too, where that is known.
+    /// Describes what is scored, for people, and how much of it the training side also contains, where that is known.
     pub fn describe(&self, overlap: Option<Overlap>) -> String {
         let (documents, tokens) = (self.set.documents(), self.set.targets());
         let chosen = match self.among {
@@ -66,14 +67,14 @@ fn longest(max_tokens: usize) -> usize {
     (max_tokens / PARTS).max(2)
 }
 
-/// Bytes that a choice for a set of `max_tokens` takes at most beside the set.
+/// Most bytes that choosing a set of `max_tokens` takes in addition to the set.
 pub fn storage(max_tokens: usize) -> u64 {
-    // Ids, and of each document its rank, its parts' addresses and their share of the tree.
+    // The ids, and for each document its rank, the addresses of its parts and its share of the tree.
     ((max_tokens + longest(max_tokens)) * 4 + most_documents(max_tokens) * 128) as u64
 }
 
-/// Of entries with a rank and a size, those of smallest rank before the first that does not fit. They may come in any
-/// order.
+/// The entries of smallest rank, up to the first entry that does not fit. Each entry has a rank and a size; they may
+/// come in any order.
 struct Smallest<T> {
     max_tokens: usize,
     tokens: usize,
@@ -87,12 +88,13 @@ impl<T> Smallest<T> {
         Self { max_tokens, tokens: 0, bound: None, entries: BTreeMap::new() }
     }
 
-    /// Whether an entry of this rank may be among them. A copy of one is not.
+    /// Whether an entry of this rank can be among the smallest ones. A second entry of the same rank, a copy, cannot.
     fn wants(&self, rank: u64) -> bool {
         self.bound.is_none_or(|bound| rank < bound) && !self.entries.contains_key(&rank)
     }
 
-    /// Takes an entry of so many tokens that is wanted. Those that no longer fit go, and all behind them with them.
+    /// Adds a wanted entry of `tokens` tokens. Entries that no longer fit are removed, together with all entries of
+    /// higher rank.
     fn insert(&mut self, rank: u64, tokens: usize, entry: T) {
         self.tokens += tokens;
         self.entries.insert(rank, (tokens, entry));
@@ -109,7 +111,8 @@ impl<T> Smallest<T> {
     }
 }
 
-/// Chooses among the documents of `feed` but for those of these numbers. The documents are read and not kept.
+/// Chooses among the documents of `feed`, without the documents numbered in `without`. The documents are read and not
+/// stored.
 ///
 /// # Errors
 /// A source that cannot be read, or that has no document on that side.
@@ -137,8 +140,8 @@ pub fn of_source(feed: Feed, max_tokens: usize, without: &BTreeSet<u64>) -> Resu
     complete((set, numbers), among, whole, &encoder)
 }
 
-/// Chooses among the documents of `shards` on the side of `feed`, which reads the same shards, but for those of these
-/// numbers: only those that are chosen are read.
+/// Chooses among the documents of `shards` on the side of `feed`, which reads the same shards, without the documents
+/// numbered in `without`. Only the chosen documents are read.
 ///
 /// # Errors
 /// As [`of_source`].

@@ -23,7 +23,7 @@ fn feed(texts: &[String], part: Part) -> Feed {
     Feed { documents: Box::new(Texts::new(texts.to_vec())), tokenizer: bytes(), split, part }
 }
 
-/// What should be chosen, worked out with all documents in memory.
+/// The expected choice, computed with all documents in memory.
 fn expected(texts: &[String], part: Part, max_tokens: usize) -> (Vec<Vec<u32>>, u64) {
     let split = Split::new(7, 0.25).unwrap();
     let mut side: Vec<(u64, &String)> = texts

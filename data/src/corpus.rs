@@ -1,7 +1,8 @@
-//! Everything a command needs of the data that a configuration names: [`built`] has its tokenizer, `held_out` what is
-//! scored.
+//! The data that a configuration names, for every command: the module `built` makes its tokenizer, `held_out` the text
+//! that is scored.
 //!
-//! The first of several sources holds the others: what is asked of the run is asked of all of them in `mixed`.
+//! A mixture of several sources is stored as the first source, which owns the others; the functions in `mixed` combine
+//! the answers of all of them.
 
 pub mod built;
 mod held_out;
@@ -48,16 +49,16 @@ type Opened = (Source, SourceOptions, Split);
 /// Why data cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CorpusError {
-    /// The source.
+    /// An error of the source.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The tokenizer.
+    /// An error of the tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The chat template.
+    /// An error of the chat template.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// Conversations for a model whose rows are streams.
+    /// The source holds conversations, but the rows of the model are streams.
     #[error("{name}: holds conversations, and {why}; train a transformer on them")]
     Streams {
         /// Why the model has no rows of its own for them.
@@ -80,9 +81,9 @@ pub struct Corpus {
     source: Source,
     options: SourceOptions,
     validation: Option<Source>,
-    /// How it is read.
+    /// Options for reading the validation text.
     validation_options: SourceOptions,
-    /// What the files of `validation` were when the run began, where that is known.
+    /// A snapshot of the files of `validation` at the beginning of the run, where that is known.
     validation_began: Option<Snapshot>,
     seed: u64,
     split: Split,
@@ -90,23 +91,23 @@ pub struct Corpus {
     encoders: u32,
     order: Order,
     stretches: Vec<Stretch>,
-    /// The shape of rows of conversations; nothing where it changes within the run.
+    /// The shape of rows of conversations; `None` if it changes within the run.
     rows: Option<Rows>,
     overflow: Overflow,
-    /// What is learnt of conversations, once it was looked for.
+    /// The table of conversations to learn from, computed at first use.
     table: OnceLock<Table>,
     clean_validation: bool,
     pool: u64,
-    /// The source's tokens, where they can be read at any place.
+    /// The encoded tokens of the source, where they can be read at any offset.
     shards: Option<Arc<Shards>>,
-    /// The run's directory, where its tokens were encoded by this process.
+    /// The run's directory, if this process encoded its tokens there.
     made: Option<PathBuf>,
-    /// Of a mixture, the sources behind this first one, and what is drawn of each.
+    /// For a mixture: the sources after this first one, and the share drawn from each.
     beside: Vec<Corpus>,
     shares: Option<Shares>,
-    /// Whether there is one separate source for validation, for all sources.
+    /// Whether one separate validation source serves all sources.
     one_validation: bool,
-    /// What reads it.
+    /// The tokenizer of the run.
     pub tokenizer: Arc<dyn Tokenizer>,
 }
 
@@ -127,9 +128,9 @@ fn parse(name: &str) -> Source {
 }
 
 impl Corpus {
-    /// Opens the sources of `config` and builds its tokenizer from the training documents. Where the order of the run asks
-    /// for it, all tokens are encoded into the cache of `dir`, the run's directory, unless they are there; `say` hears of
-    /// it.
+    /// Opens the sources of `config` and builds its tokenizer from the training documents. Where the order of the run
+    /// needs it, all tokens are encoded into the cache of `dir`, the run's directory, unless they are there already;
+    /// `say` receives the progress events.
     ///
     /// # Errors
     /// What is wrong with a source, the tokenizer or the cache.
@@ -157,11 +158,13 @@ impl Corpus {
         Ok(mixed::joined(config, parts))
     }
 
-    /// Opens the sources of `config` with the tokenizer saved in `from`, a checkpoint of the run in `dir` that `began` with
-    /// these files, where it says so. Its tokens are encoded again only for a run that goes on and finds them gone.
+    /// Opens the sources of `config` with the tokenizer saved in `from`, a checkpoint of the run in `dir`. `began`
+    /// lists the files that the run began with, where the checkpoint has that list. Missing tokens are encoded again
+    /// only for a run that continues.
     ///
     /// # Errors
-    /// What is wrong with a source, the tokenizer or the cache.
+    /// The paths of the cached tokens of the run in `dir`, as far as these exist; the other arguments are those of
+    /// [`Corpus::reopen`].
     pub fn reopen(
         config: &Config,
         from: &Path,
@@ -183,7 +186,7 @@ impl Corpus {
         reopened().map_err(|e| gone(config, e))
     }
 
-    /// Where the tokens of the run in `dir` are kept, as far as they are; the rest as for [`Corpus::reopen`].
+    /// The directories in which the tokens of the run in `dir` are cached; other arguments as for [`Corpus::reopen`].
     ///
     /// # Errors
     /// What is wrong with a source or the tokenizer.
@@ -198,7 +201,8 @@ impl Corpus {
         Ok(there)
     }
 
-    /// About how many bytes of text the files of `config`'s source have; nothing where it is of no files, or of tokens.
+    /// Approximate bytes of text in the files of `config`'s source; `None` if the source has no files, or holds
+    /// tokens.
     ///
     /// # Errors
     /// What is wrong with the source.
@@ -217,7 +221,7 @@ impl Corpus {
         Ok(sum)
     }
 
-    /// What the set of this corpus's tokens is made from, and where it lies.
+    /// The origin of this corpus's token set, and the path where the set is cached.
     fn cached(&self, config: &Config, dir: &Path) -> Result<Option<(Origin, PathBuf)>, SourceError> {
         let (Source::Path(path), Some(cache)) = (&self.source, config.cache(dir)) else { return Ok(None) };
         if config.order != Order::Random || Manifest::read(path)?.is_some() {
@@ -232,7 +236,7 @@ impl Corpus {
         Ok(Some((origin, at)))
     }
 
-    /// Makes sure that the tokens of a run in random order can be read at any place.
+    /// Makes the tokens of a run in random order readable at any offset.
     fn keep(&mut self, config: &Config, dir: &Path, say: &mut dyn FnMut(Event)) -> Result<(), CorpusError> {
         let Some((origin, at)) = self.cached(config, dir)? else {
             if config.order == Order::Random {
@@ -241,7 +245,7 @@ impl Corpus {
             return self.keep_template(config);
         };
         if self.validation.is_some() {
-            // What is wrong with it is said before the work, not after it.
+            // Errors of the validation side are reported before the encoding work, not after it.
             ValidationSet::first(self.feed(Part::Validation)?, 2)?;
         }
         self.look_at_the_first(config)?;
@@ -274,7 +278,8 @@ impl Corpus {
         }
     }
 
-    /// The run's tokenizer is saved with the template of its conversations, where it has some.
+    /// Gives the run's tokenizer the template of its conversations, where it has conversations, so that both are saved
+    /// together.
     fn keep_template(&mut self, config: &Config) -> Result<(), CorpusError> {
         if !self.is_of_conversations() {
             return Ok(());
@@ -295,18 +300,19 @@ impl Corpus {
         self.shards.as_ref().is_some_and(|shards| shards.manifest().template().is_some())
     }
 
-    /// Removes the directories that were made for tokens and hold none.
+    /// Removes the directories that were made for tokens and are still empty.
     fn discard_empty(&mut self) {
         let Some(dir) = self.made.take() else { return };
         let tokens = dir.join(OWN);
         if !shards::begun(&tokens) {
             let _ = fs::remove_file(tokens.join(LOCK));
-            // Only what is empty is removed.
+            // `remove_dir` removes empty directories only.
             let _ = fs::remove_dir(tokens).and_then(|()| fs::remove_dir(dir));
         }
     }
 
-    /// Checks that the run has a whole batch to begin with. If not, the tokens that were encoded for it are removed.
+    /// Checks that the source has a whole batch to begin with. If not, the tokens that were encoded for the run are
+    /// removed.
     ///
     /// # Errors
     /// The source is too short, or cannot be read.
@@ -320,10 +326,10 @@ impl Corpus {
         enough
     }
 
-    /// Uses the run's tokens where they are complete and fit.
+    /// Uses the run's cached tokens where they are complete and belong to its source and tokenizer.
     fn find(&mut self, config: &Config, dir: &Path) -> Result<(), SourceError> {
         let Ok(Some((origin, at))) = self.cached(config, dir) else { return Ok(()) };
-        // Those of another source or version are passed over; damaged ones are not.
+        // A set of another source or version is ignored; a damaged set is an error.
         let found = match Shards::open(&at, Some(origin)) {
             Err(e @ SourceError::Shard { .. }) => return Err(e),
             found => found.ok().flatten(),
@@ -333,7 +339,7 @@ impl Corpus {
         Ok(())
     }
 
-    /// The shards that were named as data.
+    /// Opens the shards that the configuration names as data.
     fn given(&self) -> Result<Option<Shards>, SourceError> {
         let Source::Path(path) = &self.source else { return Ok(None) };
         let Some(shards) = Shards::open(path, None)? else { return Ok(None) };
@@ -352,7 +358,8 @@ impl Corpus {
         Ok(Feed { documents, tokenizer: Some(Arc::clone(&self.tokenizer)), split: self.split, part: Part::All })
     }
 
-    /// Of a run that `goes_on`, which `began` with some files, unless it was saved by a version that did not say so.
+    /// The source of `config`, the options for reading it, and its split. A run that `goes_on` reads the files that it
+    /// `began` with, unless an earlier version saved it without that list.
     fn sources(
         config: &Config,
         began: Option<Snapshot>,
@@ -365,7 +372,7 @@ impl Corpus {
             && Manifest::read(path)?.is_none()
             && !shards::begun(path)
         {
-            // Files that were moved are the same where their text is.
+            // Moved files count as the same files where their text is the same.
             let name = config.data.first();
             let began = began.and_then(|began| if began.name == name { Some(began) } else { began.moved(name).ok() });
             options.formerly = goes_on && began.is_none();
@@ -434,17 +441,17 @@ impl Corpus {
         Ok(Feed { documents, tokenizer: Some(Arc::clone(&self.tokenizer)), split: self.split, part })
     }
 
-    /// What the source's files are, or were when the run began; nothing of what are no files.
+    /// The source's files, or their state when the run began; `None` if the source has no files.
     pub fn began(&self) -> Option<&Snapshot> {
         self.options.began.as_deref()
     }
 
-    /// Reads a separate source for validation otherwise than the run's own.
+    /// Changes the options for reading a separate validation source, independently of the training source.
     pub fn read_validation(&mut self, as_said: impl FnOnce(&mut SourceOptions)) {
         as_said(&mut self.validation_options);
     }
 
-    /// The same of a separate source for validation.
+    /// The files of a separate validation source, as [`Corpus::began`] gives those of the source.
     pub fn validation_began(&self) -> Option<&Snapshot> {
         self.validation_began.as_ref()
     }
@@ -457,7 +464,7 @@ impl Corpus {
         Ok(Some(Files::open(path, &self.options)?.snapshot()?))
     }
 
-    /// The set that the run's sequences are read from at any place, where there is one.
+    /// The token set from which the run's sequences can be read at any offset, if there is one.
     pub fn shards(&self) -> Option<&Shards> {
         self.shards.as_deref()
     }
@@ -488,7 +495,7 @@ impl Corpus {
         })
     }
 
-    /// Rows of the source's conversations; nothing where it is text.
+    /// Rows of the source's conversations; `None` if the source is text.
     fn packed(&self) -> Result<Option<Packed>, SourceError> {
         let Some(rows) = self.rows else {
             return if self.is_of_conversations() { Err(SourceError::Stages { name: self.name() }) } else { Ok(None) };
@@ -496,7 +503,8 @@ impl Corpus {
         self.packed_in(rows, self.seed)
     }
 
-    /// The same in rows of this shape and in an order of this seed.
+    /// Rows of the source's conversations in rows of this shape, in an order from this seed; `None` if the source is
+    /// text.
     fn packed_in(&self, rows: Rows, seed: u64) -> Result<Option<Packed>, SourceError> {
         let (Some(shards), true) = (&self.shards, self.is_of_conversations()) else { return Ok(None) };
         let mut tokens = self.tokens(shards)?;
@@ -552,12 +560,12 @@ impl Corpus {
         }
     }
 
-    /// The source's own, however its tokens are read.
+    /// The fingerprint of the source itself, independent of how its tokens are read.
     fn fingerprint(&self) -> Result<u64, SourceError> {
         Ok(open(&self.source, &self.options, self.seed, Part::All)?.fingerprint())
     }
 
-    /// The training tokens as they come, documents shuffled where the run says so.
+    /// The training tokens in source order, or with shuffled documents where the run requests it.
     fn stream(&self) -> Result<TokenStream, SourceError> {
         let mut feed = self.feed(Part::Training)?;
         if self.shuffle > 0 {
@@ -572,7 +580,7 @@ impl Corpus {
         TokenStream::with_threads(feed, self.encoders)
     }
 
-    /// Tokens of one reading of the source's training documents, counted by reading them.
+    /// Number of tokens in one pass over the source's training documents, counted by reading them.
     fn own_tokens(&self) -> Result<u64, SourceError> {
         if self.source == Source::Tales {
             return Err(SourceError::Endless { name: "tales".to_owned() });
@@ -590,7 +598,7 @@ impl Corpus {
     }
 }
 
-/// The rows of a run whose steps are all alike.
+/// The row shape of a run whose steps all have the same shape.
 fn rows(config: &Config) -> Option<Rows> {
     let stages = config.stages();
     let of = |stage: &Stage| Rows { length: stage.seq_len, step: stage.step_tokens() / u64::from(stage.seq_len) };
@@ -598,7 +606,7 @@ fn rows(config: &Config) -> Option<Rows> {
     stages.iter().all(|stage| of(stage) == first).then_some(first)
 }
 
-/// Says of data of a run that is no longer there what to do, and leaves other errors as they are.
+/// For data of a run that no longer exists, makes an error that says what to do; returns other errors unchanged.
 fn gone(config: &Config, error: CorpusError) -> CorpusError {
     match error {
         CorpusError::Source(SourceError::Missing { path })
@@ -610,8 +618,8 @@ fn gone(config: &Config, error: CorpusError) -> CorpusError {
     }
 }
 
-/// What of the files of `config` is read and what is not, a line for each directory; of a run that goes on, beside what it
-/// `began` with. What is wrong with them is said when they are opened.
+/// Describes which files of `config` are read and which are not, one line for each directory; a run that continues is
+/// compared with the files that it `began` with. Errors in these files are reported when they are opened.
 pub fn reading(config: &Config, began: Option<&Began>) -> Vec<String> {
     let options = SourceOptions::of(config);
     let sources =

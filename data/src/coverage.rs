@@ -1,4 +1,4 @@
-//! How much of a text its tokenizer knows.
+//! Measures how much of a text a tokenizer knows.
 
 use capful_core::data::as_input;
 
@@ -8,13 +8,13 @@ use super::tokenizer::Tokenizer;
 use super::validation::ValidationSet;
 use capful_config::Config;
 
-/// The share of unknown words from which on it is said.
+/// The share of unknown words from which on it is reported.
 const NOTICEABLE: f64 = 0.05;
 
-/// Tokens of the training side that are looked at where other text is scored than is trained on.
+/// Tokens of the training side that are checked where the scored text comes from another source than the training text.
 const SAMPLE: usize = 1 << 14;
 
-/// Words, and how many of them the tokenizer does not know.
+/// Number of words, and how many of them are unknown to the tokenizer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Words {
     all: u64,
@@ -22,7 +22,7 @@ pub struct Words {
 }
 
 impl Words {
-    /// Adds the tokens of `set`, marks left out; none where the tokenizer has no token for unknown words.
+    /// Adds the tokens of `set` without marks; adds nothing if the tokenizer has no token for unknown words.
     pub fn add(&mut self, set: &ValidationSet, tokenizer: &dyn Tokenizer) {
         let marks = [tokenizer.bos(), tokenizer.eos()];
         let Some(unk) = tokenizer.unk().filter(|unk| !marks.contains(&Some(*unk))) else { return };
@@ -32,7 +32,7 @@ impl Words {
         }
     }
 
-    /// The share of unknown ones; nothing where there are no words.
+    /// The share of unknown words; `None` if there are no words.
     pub fn unknown(self) -> Option<f64> {
         (self.all > 0).then(|| self.unknown as f64 / self.all as f64)
     }
@@ -45,23 +45,24 @@ fn unknown(set: &ValidationSet, tokenizer: &dyn Tokenizer) -> Option<f64> {
     words.unknown()
 }
 
-/// As much of it as is worth saying, in percent.
+/// The share in percent as a sentence, where it is large enough to report.
 fn noticeable(share: f64) -> Option<String> {
     (share >= NOTICEABLE).then(|| format!("{:.0} % of the words are unknown to the tokenizer", 100.0 * share))
 }
 
-/// What is said of a score, where this share of the words is unknown.
+/// The remark next to a score, where this share of the words is unknown.
 pub fn of_score(unknown: f64) -> Option<String> {
     let said = noticeable(unknown)?;
     Some(format!("{said}: the loss counts each of them as the same word, and is lower than it would be"))
 }
 
-/// What is said before a run of `config` that is scored on `set`, where the tokenizer does not know much of the text. The
-/// text of a run is what is scored, and where that is other text, the beginning of what is trained on too.
+/// The remark before a run of `config` that is scored on `set`, where the tokenizer does not know much of the text. The
+/// text of the run is the scored text; where the scored text comes from another source, also the beginning of the
+/// training text.
 pub fn of_run(corpus: &Corpus, set: &ValidationSet, config: &Config) -> Option<String> {
     let tokenizer = corpus.tokenizer.as_ref();
     let scored = unknown(set, tokenizer)?;
-    // What cannot be read is said by who needs it.
+    // A source that cannot be read is reported by the code that needs it.
     let own = || unknown(&ValidationSet::first(corpus.feed(Part::Training).ok()?, SAMPLE).ok()?, tokenizer);
     let trained = config.validation.as_ref().and_then(|_| own());
     let said = noticeable(trained.map_or(scored, |trained| trained.max(scored)))?;
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
     use capful_config::RawConfig;
 
-    /// A run on `text`, which is scored on `scored` or on a part of itself.
+    /// The remark for a run on `text`, which is scored on `scored` or on a part of itself.
     fn said(tokenizer: &str, vocab_size: u32, text: &str, scored: Option<&str>) -> Option<String> {
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| {
@@ -126,7 +127,7 @@ mod tests {
         for kind in ["bpe", "byte"] {
             assert_eq!(said(kind, 300, &lines(5), None), None);
         }
-        // What is trained on counts where other text is scored, and the other way round.
+        // Where the scored text is another one, unknown words in either text are reported.
         let (known, half) = ("a a a a\n".repeat(500), "a a b c\n".repeat(500));
         for (text, scored) in [(&half, &known), (&known, &half)] {
             let said = said("word", 5, text, Some(scored)).unwrap();

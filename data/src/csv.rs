@@ -2,7 +2,7 @@
 //!
 //! Fields stand between commas (tabs in a .tsv file) and may be quoted; a quote inside is written twice, and a quoted
 //! field may hold line ends (RFC 4180, and what spreadsheets and Python's `csv` write). Blank lines and empty texts are
-//! passed over. Of a record only the text is held.
+//! skipped. Only the text field of a record is stored.
 
 use capful_base::human_bytes;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ enum State {
     Field,
     Plain,
     Quoted,
-    /// Behind a quote in a quoted field: its end, or half of a quote that is part of it.
+    /// After a quote in a quoted field: the end of the field, or the first half of an escaped quote.
     Quote,
 }
 
@@ -44,8 +44,8 @@ impl Scanner {
         Self { delimiter, state: State::Field, field: 0, begun: false }
     }
 
-    /// Reads on in a record: parts of fields go to `part` with the field's number. Gives the bytes read, and whether the
-    /// record ends with them. Line ends before the record are passed over.
+    /// Continues reading a record: parts of fields go to `part` with the field's number. Returns the bytes read, and
+    /// whether the record ends with them. Line ends before the record are skipped.
     fn scan(&mut self, bytes: &[u8], mut part: impl FnMut(usize, &[u8])) -> (usize, bool) {
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
@@ -77,7 +77,7 @@ impl Scanner {
                     self.field += 1;
                     self.state = State::Field;
                 }
-                // What follows a closing quote belongs to the field.
+                // Bytes after a closing quote belong to the field.
                 _ => {
                     let ends = |b: &u8| matches!(*b, b'\n' | b'\r') || *b == self.delimiter;
                     let rest = &bytes[at..];
@@ -94,11 +94,11 @@ impl Scanner {
     }
 }
 
-/// What a record was.
+/// The result of reading one record.
 enum Record {
-    /// None: the file ends.
+    /// No record: the file ends.
     End,
-    /// So many fields.
+    /// A record with this number of fields.
     Fields(usize),
     /// The text is too long.
     Long,
@@ -112,7 +112,7 @@ pub(super) struct CsvReader {
     column: usize,
     options: SourceOptions,
     text: Vec<u8>,
-    /// The next record's number from 0, behind the names of the columns.
+    /// Number of the next record, counted from 0 after the record of column names.
     number: u64,
 }
 
@@ -142,7 +142,7 @@ impl CsvReader {
         At("record", self.number + 1)
     }
 
-    /// Reads a record, its text into `self.text`.
+    /// Reads a record and stores its text in `self.text`.
     fn read(&mut self) -> Result<Record, SourceError> {
         let (mut scanner, limit) = (Scanner::new(self.delimiter), self.options.max_document);
         let (text, column, mut length) = (&mut self.text, self.column, 0);
@@ -154,7 +154,7 @@ impl CsvReader {
                 if field == column {
                     length += part.len() as u64;
                     if length <= limit {
-                        // Not more than needed: doubling would waste up to the limit again.
+                        // Reserves no more than needed: doubling could waste as much as the limit again.
                         if text.capacity() < text.len() + part.len() {
                             text.reserve_exact(part.len().max(text.len() / 4));
                         }
@@ -227,7 +227,7 @@ fn header(path: &Path, input: &mut Input, delimiter: u8) -> Result<Vec<String>, 
     }
 }
 
-/// A name for a message.
+/// A short form of a column name for an error message.
 fn shortened(name: &str) -> String {
     let mut short: String = name.chars().take(40).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if name.chars().nth(40).is_some() {

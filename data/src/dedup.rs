@@ -1,9 +1,10 @@
-//! Documents that say again what earlier ones have said, in bounded memory.
+//! Finds documents that repeat earlier documents, in bounded memory.
 //!
-//! Of each document the hashes of its runs of eight words are looked at, those whose lowest bits are 0 (sampling by the
-//! value of the hash: Broder, "On the resemblance and containment of documents", 1997): a run is looked at wherever it
-//! stands, or nowhere. A document is a near copy where most of them stood in earlier documents. The table has a fixed
-//! size; when it is full every second hash is forgotten, and as many fewer are looked at from then on.
+//! Each run of eight words of a document has a hash; only hashes whose lowest bits are 0 are examined (sampling by the
+//! value of the hash: Broder, "On the resemblance and containment of documents", 1997), so a given run is examined in
+//! every document or in none. A document is a near copy where most of its examined runs occur in earlier documents. The
+//! table has a fixed size; when it is full, every second hash is dropped, and from then on half as many hashes are
+//! examined.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,33 +14,33 @@ use twox_hash::XxHash3_64;
 use super::error::SourceError;
 use super::source::{Document, Documents, Place, TokenKind};
 
-/// Words of a run: fewer are phrases.
+/// Words of a run; shorter runs are common phrases.
 pub(super) const RUN: usize = 8;
-/// A run's hash is the number that its words' hashes are the digits of in this base, modulo 2^64.
+/// The hash of a run is the number whose digits in this base are the hashes of its words, modulo 2^64.
 const BASE: u64 = 0x9E37_79B9_7F4A_7C15;
-/// What a digit counts once it has left the run.
+/// The weight of a digit that leaves the run.
 const LEFT: u64 = BASE.wrapping_pow(RUN as u32);
-/// The share of a document's runs from which on it is a near copy.
+/// A document is a near copy from this share of its runs on.
 const NEAR: f64 = 0.8;
-/// Fewer runs that are looked at say nothing.
+/// With fewer examined runs than this a document is never a near copy.
 const FEWEST: usize = 4;
-/// At the beginning one run in 2^3 is looked at.
+/// At the beginning one run in 2^3 is examined.
 const FIRST_BITS: u32 = 3;
-/// Slots of the tables of runs and of whole documents at most.
+/// Most slots of the tables of runs and of whole documents.
 const MOST_RUNS: usize = 1 << 23;
 const MOST_DOCUMENTS: usize = 1 << 21;
 
-/// Bytes that [`Seen`] takes at most, a table that grows beside the one that it grows to.
+/// Most bytes that [`Seen`] takes, while a table exists next to its larger copy.
 pub const MOST_BYTES: u64 = ((MOST_RUNS + MOST_DOCUMENTS) * 8 * 3 / 2) as u64;
 
-/// What a document is beside those before it.
+/// How a document compares with the documents before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// New.
     New,
-    /// The same, byte by byte.
+    /// The same as an earlier document, byte by byte.
     Copy,
-    /// Most of its runs of words stood before.
+    /// Most of its runs of words occur in earlier documents.
     Near,
 }
 
@@ -50,7 +51,7 @@ struct Hashes {
     slots: Vec<u64>,
     used: usize,
     most: usize,
-    /// Only hashes whose lowest so many bits are 0 are kept.
+    /// Only hashes whose lowest `bits` bits are 0 are stored.
     bits: u32,
 }
 
@@ -63,10 +64,10 @@ impl Hashes {
         hash & ((1 << self.bits) - 1) == 0 && hash != 0
     }
 
-    /// The slot of a hash, or the free one where it belongs.
+    /// The slot of a hash, or the free slot where the hash belongs.
     fn slot(&self, hash: u64) -> usize {
         let mask = self.slots.len() - 1;
-        // The lowest bits are the same for all.
+        // The lowest bits are equal in all stored hashes.
         let mut at = (hash >> 32) as usize & mask;
         while self.slots[at] != 0 && self.slots[at] != hash {
             at = (at + 1) & mask;
@@ -93,7 +94,7 @@ impl Hashes {
         self.used += 1;
     }
 
-    /// Grows, or forgets every second hash.
+    /// Enlarges the table, or drops every second hash.
     fn make_room(&mut self) {
         let length = if self.slots.len() < self.most { self.slots.len() * 2 } else { self.slots.len() };
         self.bits += u32::from(length == self.slots.len());
@@ -108,12 +109,12 @@ impl Hashes {
     }
 }
 
-/// What was said so far.
+/// The documents seen so far.
 #[derive(Debug)]
 pub struct Seen {
     runs: Hashes,
     documents: Hashes,
-    /// Those of the document that is looked at.
+    /// Hashes of the current document's runs.
     here: Vec<u64>,
 }
 
@@ -124,7 +125,7 @@ impl Default for Seen {
 }
 
 impl Seen {
-    /// Looks at all of a document at once, by its hash.
+    /// Compares a document as a whole, by its hash.
     fn whole(&mut self, hash: u64) -> Verdict {
         if self.documents.keeps(hash) && self.documents.has(hash) {
             return Verdict::Copy;
@@ -133,7 +134,7 @@ impl Seen {
         Verdict::New
     }
 
-    /// Looks at the next document. A copy adds nothing to what was said.
+    /// Compares the next document with those before it. A copy adds nothing to the tables.
     pub fn next(&mut self, text: &str) -> Verdict {
         let whole = stream(text);
         if self.documents.keeps(whole) && self.documents.has(whole) {
@@ -179,30 +180,31 @@ fn mixed(hash: u64) -> u64 {
 /// Documents that were copies of earlier ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Copies {
-    /// Documents that were looked at, and their bytes.
+    /// Documents that were compared, and their bytes.
     pub documents: u64,
     /// See [`Copies::documents`].
     pub bytes: u64,
-    /// The same byte by byte: documents and bytes.
+    /// Documents that are the same byte by byte: their number and bytes.
     pub same: [u64; 2],
-    /// Near copies: documents and bytes.
+    /// Near copies: their number and bytes.
     pub near: [u64; 2],
-    /// Whether all documents were looked at.
+    /// Whether all documents were compared.
     pub whole: bool,
 }
 
-/// A source's documents, of which copies are counted, or left out.
+/// A source's documents; copies among them are counted, or left out.
 pub struct Unique<D> {
     documents: D,
     seen: Seen,
     drops: bool,
     copies: Copies,
-    /// What was found, for whoever asks when the documents are read.
+    /// The counts, shared with the code that reads them when the documents are read.
     found: Arc<Mutex<Copies>>,
 }
 
 impl<D: Documents> Unique<D> {
-    /// Counts copies among `documents` from their beginning, and leaves them out where it `drops`; `found` hears of them.
+    /// Counts copies among `documents` from their beginning, and leaves the copies out where it `drops`; the counts are
+    /// stored in `found`.
     pub fn new(documents: D, drops: bool, found: Arc<Mutex<Copies>>) -> Self {
         let copies = Copies { whole: true, ..Copies::default() };
         Self { documents, seen: Seen::default(), drops, copies, found }
@@ -211,7 +213,7 @@ impl<D: Documents> Unique<D> {
     fn look(&mut self, document: &Document) -> Verdict {
         let verdict = match document.ids.is_empty() {
             true => self.seen.next(&document.text),
-            // Of ids no words are known.
+            // For a document of ids the words are unknown.
             false => self.seen.whole(document.known().hash),
         };
         let bytes = document.content.map_or(document.text.len() as u64, |content| content.bytes);
@@ -243,7 +245,7 @@ impl<D: Documents> Documents for Unique<D> {
         self.documents.place()
     }
 
-    /// What was said before `place` is read again where copies are left out.
+    /// Where copies are left out, the documents before `place` are read again.
     fn seek(&mut self, place: Place) -> Result<(), SourceError> {
         self.seen = Seen::default();
         self.copies = Copies { whole: self.drops || place == Place::default(), ..Copies::default() };
@@ -289,7 +291,7 @@ mod tests {
     use super::super::fixtures::Texts;
     use super::*;
 
-    /// A text of `words` words, of which no run is like another's.
+    /// A text of `words` words whose runs all differ from those of other seeds.
     fn text(seed: u64, words: u64) -> Vec<String> {
         let random = Random::new(seed, 0);
         (0..words).map(|i| format!("w{}", random.below(i, 5000))).collect()
@@ -309,11 +311,11 @@ mod tests {
                 words[at] = "changed".to_owned();
             }
             assert_eq!(seen.next(&words.join("\n")), Verdict::Near, "{seed}");
-            // Half of it: new.
+            // Half of the document is new text: not a copy.
             let half = [text(seed, 300)[..150].to_vec(), text(seed + 1000, 150)].concat();
             assert_eq!(seen.next(&half.join(" ")), Verdict::New, "{seed}");
         }
-        // Too short to tell but by all of it.
+        // Too short to compare by runs: only equality of the whole text counts.
         assert_eq!(
             ["a b c", "a b d", "a b c"].map(|text| seen.next(text)),
             [Verdict::New, Verdict::New, Verdict::Copy]
@@ -327,11 +329,12 @@ mod tests {
         for seed in 0..400 {
             seen.next(&text(seed, 2000).join(" "));
         }
-        // 100,000 runs are looked at, and 3,072 places.
+        // 100,000 runs are added to a table of which 3,072 slots may be used.
         assert!(seen.runs.slots.len() == 1 << 12 && seen.runs.used <= 3 << 10 && seen.runs.bits >= FIRST_BITS + 5);
         assert!(seen.runs.slots.iter().all(|hash| *hash == 0 || seen.runs.keeps(*hash)));
         let found = (0..400).filter(|seed| seen.next(&text(*seed, 2000).join("  ")) == Verdict::Near).count();
-        // Of 2,000 words seven runs are looked at in the mean; a document with fewer than four says nothing.
+        // Of 2,000 words seven runs are examined on average; a document with fewer than four examined runs is never a
+        // near copy.
         assert!(found > 300, "{found}");
     }
 
@@ -354,8 +357,8 @@ mod tests {
         let bytes: usize = texts.iter().map(String::len).sum();
         let found = *found.lock().unwrap();
         assert_eq!((found.documents, found.bytes, found.whole), (40, bytes as u64, true));
-        // Line ends are other bytes: the first seventeen come again as near copies, and then as copies of those, which
-        // were not kept.
+        // The first seventeen documents come again with other line ends, so they are near copies; near copies are not
+        // stored, so the third repetition is near as well and not the same.
         assert_eq!((found.same[0], found.near[0]), (0, 23));
         let (mut unique, _) = open(true);
         assert_eq!(all(&mut unique), texts[..17]);

@@ -1,4 +1,4 @@
-//! The documents of one part of a split, as ids between their marks, a piece at a time.
+//! Encodes the documents of one part of a split as ids between their marks, a piece at a time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,28 +12,29 @@ use super::split::{Part, Split};
 use super::text::space_before;
 use super::tokenizer::{EncodeError, Tokenizer};
 
-/// A longer document goes to the tokenizer in pieces of at most this many bytes, so that its ids need not be held at
-/// once. They are cut before a word; a token that reaches across white space does not reach across a cut.
+/// A longer document goes to the tokenizer in pieces of at most this many bytes, so that its ids need not all be in
+/// memory at once. The cut is before a word; no token reaches across a cut, even where the tokenizer has tokens that
+/// reach across white space.
 const PIECE: usize = 64 << 10;
-/// A load is complete with the piece that brings it to so many bytes, or to so many pieces.
+/// A load is complete when a piece brings it to this many bytes, or to this many pieces.
 const LOAD: usize = 16 << 10;
 pub(super) const LOAD_PIECES: usize = 256;
-/// Bytes of a load at most: the text, an id for each byte of it, and the pieces.
+/// Most bytes of a load: the text, an id for each of its bytes, and the pieces.
 pub(super) const LOAD_BYTES: u64 = ((LOAD + PIECE) * 5 + LOAD_PIECES * size_of::<Piece>()) as u64;
 
-/// Where the ids come from and which documents are wanted.
+/// The source of ids, and the selection of wanted documents.
 pub struct Feed {
     /// The documents.
     pub documents: Box<dyn Documents>,
-    /// What reads their text; not needed where all of them are already ids.
+    /// The tokenizer of their text; not needed where all documents are already ids.
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// How the documents are divided.
     pub split: Split,
-    /// Which of them are wanted.
+    /// Which part is wanted.
     pub part: Part,
 }
 
-/// What turns text into ids between marks.
+/// Converts text into ids between marks.
 #[derive(Clone)]
 pub(super) struct Coder {
     tokenizer: Option<Arc<dyn Tokenizer>>,
@@ -49,17 +50,17 @@ impl Coder {
     }
 }
 
-/// What a piece is a part of.
+/// The kind of document that a piece belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Of {
-    /// A document that stands between marks, of which every token is a target.
+    /// A document between marks; every token of it is a target.
     Text,
-    /// A conversation, which has its marks in it; an answer, or what is no target.
+    /// A conversation, whose marks are part of its text; the piece is an answer, or its tokens are no targets.
     Conversation { answer: bool },
 }
 
 impl Of {
-    /// Encodes a document's first piece or another one.
+    /// Encodes a document's first piece or a later piece.
     fn encode(
         self,
         tokenizer: &dyn Tokenizer,
@@ -78,7 +79,7 @@ impl Of {
         Ok(())
     }
 
-    /// Whether marks are put around its document.
+    /// Whether marks are put around the document.
     fn is_marked(self) -> bool {
         self == Self::Text
     }
@@ -87,27 +88,27 @@ impl Of {
 /// A piece of a document in a [`Load`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
-    /// Where its document begins.
+    /// Where the document of this piece begins.
     pub(super) place: Place,
-    /// Whether it is the document's first piece.
+    /// Whether this is the document's first piece.
     pub(super) begins: bool,
-    /// The document's content where it is the last piece.
+    /// The document's content, if this is its last piece.
     ends: Option<Content>,
     of: Of,
-    /// Ends of its text, of its ids where they were given, and of its ids with marks.
+    /// End of this piece's text, of its ids where the source gave ids, and of its ids with marks; all within the load.
     text: usize,
     given: usize,
     ids: usize,
 }
 
 impl Piece {
-    /// What is known of the document's content, where it is its last piece.
+    /// The document's content, if this is its last piece.
     pub(super) fn ends(&self) -> Option<Content> {
         self.ends
     }
 }
 
-/// Pieces of documents that are encoded together, in storage that is used again.
+/// Pieces of documents that are encoded together, in reused storage.
 #[derive(Default)]
 pub(super) struct Load {
     text: String,
@@ -141,12 +142,12 @@ impl Load {
         &self.ids[begin..self.pieces[at].ids]
     }
 
-    /// What went wrong when the pieces were encoded.
+    /// The error of encoding one of the pieces, if there was one.
     pub(super) fn failed(&mut self, name: impl FnOnce() -> String) -> Result<(), SourceError> {
         self.failed.take().map_or(Ok(()), |reason| Err(SourceError::NotEncoded { name: name(), reason }))
     }
 
-    /// Encodes the pieces. Where one fails, the load says so and has no ids of it.
+    /// Encodes the pieces. If a piece fails, the load stores the reason and no ids of that piece.
     pub(super) fn encode(&mut self, coder: &Coder) {
         let (mut text, mut given) = (0, 0);
         self.ids.clear();
@@ -166,7 +167,7 @@ impl Load {
     }
 }
 
-/// What of the current document comes next: a range of its text, or of its ids.
+/// The part of the current document to encode next: a range of its text, or of its ids.
 struct Cut {
     begins: bool,
     range: Range<usize>,
@@ -181,16 +182,16 @@ pub(super) struct Encoder {
     document: Document,
     content: Content,
     place: Place,
-    /// Whether it is a conversation.
+    /// Whether the current document is a conversation.
     conversation: bool,
-    /// How much of the document (bytes of text, or ids) is encoded.
+    /// How much of the current document (bytes of text, or ids) is encoded.
     at: usize,
     stage: Stage,
     ids: Vec<u32>,
     any: bool,
-    /// Bytes of text, or of ids, of all documents read so far, those of the other side too.
+    /// Bytes of text, or of ids, in all documents read so far, including documents of the other side.
     read: u64,
-    /// How many documents that is.
+    /// Number of all documents read so far.
     count: u64,
 }
 
@@ -202,7 +203,7 @@ enum Stage {
 }
 
 impl Encoder {
-    /// Checks that the tokenizer, where there is one, is that of the source's token files.
+    /// Checks that the tokenizer, if there is one, is the tokenizer of the source's token files.
     pub(super) fn new(feed: Feed) -> Result<Self, SourceError> {
         let kind = feed.documents.tokens();
         let name = || feed.documents.name().to_owned();
@@ -246,7 +247,7 @@ impl Encoder {
         })
     }
 
-    /// Goes to the next document of the part, or gives `false` at the end of the source.
+    /// Goes to the next document of the part; returns `false` at the end of the source.
     pub(super) fn advance(&mut self) -> Result<bool, SourceError> {
         self.ids.clear();
         self.stage = Stage::Done;
@@ -272,24 +273,25 @@ impl Encoder {
         self.feed.split.rank(self.content.hash)
     }
 
-    /// The current document's number among those read since the last seek, counted from 0, the other side's too.
+    /// The current document's number among those read since the last seek, counted from 0, including documents of the
+    /// other side.
     pub(super) fn number(&self) -> u64 {
         self.count.saturating_sub(1)
     }
 
-    /// Bytes read since the last seek, of text or of ids, those of the other side's documents too.
+    /// Bytes of text or of ids read since the last seek, including documents of the other side.
     pub(super) fn read(&self) -> u64 {
         self.read
     }
 
-    /// Cuts the next piece off the document, or gives nothing when it is complete.
+    /// Cuts the next piece off the document; returns `None` when the document is complete.
     fn cut(&mut self) -> Option<Cut> {
         if self.stage == Stage::Done {
             return None;
         }
         let begins = self.stage == Stage::Begin;
         let begin = self.at;
-        // Of a conversation whose ids are given it is in them.
+        // A conversation that the source gives as ids marks its answers within the ids.
         let mut of = if self.conversation { Of::Conversation { answer: true } } else { Of::Text };
         let whole = if self.document.ids.is_empty() {
             let part = self.document.parts.iter().find(|part| part.end > begin);
@@ -306,8 +308,8 @@ impl Encoder {
         Some(Cut { begins, range: begin..self.at, ends, of })
     }
 
-    /// Fills `load` with the next pieces, at most so many, going from document to document; `false` at the end of the
-    /// source. After an error the load holds the pieces before it.
+    /// Fills `load` with the next pieces, at most `most`, across documents; returns `false` at the end of the source.
+    /// After an error the load holds the pieces before the error.
     pub(super) fn fill(&mut self, load: &mut Load, most: usize) -> Result<bool, SourceError> {
         load.clear();
         while load.pieces.len() < most && !load.full() {
@@ -329,12 +331,12 @@ impl Encoder {
         Ok(true)
     }
 
-    /// What encodes its pieces.
+    /// The encoder of the pieces.
     pub(super) fn coder(&self) -> Coder {
         self.coder.clone()
     }
 
-    /// Puts the next piece of the document into [`Encoder::ids`], or gives `false` when it is complete.
+    /// Encodes the next piece of the document into [`Encoder::ids`]; returns `false` when the document is complete.
     pub(super) fn piece(&mut self) -> Result<bool, SourceError> {
         self.ids.clear();
         let Some(Cut { begins, range, ends, of }) = self.cut() else { return Ok(false) };
@@ -351,13 +353,13 @@ impl Encoder {
         Ok(true)
     }
 
-    /// The piece that was encoded last, marks included.
+    /// The ids of the piece encoded last, marks included.
     pub(super) fn ids(&self) -> &[u32] {
         &self.ids
     }
 
-    /// Bytes of the document's text that are encoded so far, in proportion where only their sum is known; of a conversation
-    /// those of all its answers.
+    /// Bytes of the document's text that are encoded so far: in proportion to the ids where only the sum is known, and
+    /// for a conversation the bytes of all its answers.
     pub(super) fn bytes(&self) -> u64 {
         match self.document.ids.len() as u64 {
             _ if self.conversation => self.content.bytes,
@@ -366,7 +368,7 @@ impl Encoder {
         }
     }
 
-    /// Whether the current document is a conversation, without marks around it.
+    /// Whether the current document is a conversation, which has no marks around it.
     pub(super) fn is_conversation(&self) -> bool {
         self.conversation
     }
@@ -394,7 +396,7 @@ impl Encoder {
         self.feed.documents.fingerprint()
     }
 
-    /// Why no token came: there is no document, or none in this part of the split.
+    /// Why no token came: the source has no document, or none in this part of the split.
     pub(super) fn nothing(&self) -> SourceError {
         let name = self.name();
         match self.any {

@@ -1,4 +1,4 @@
-//! What can be wrong with a user's data, one line each.
+//! The errors in a user's data, one line of text each.
 
 use capful_base::human_bytes;
 use std::fmt;
@@ -172,7 +172,7 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// Whether it is about one document of a file, and those behind it can be read.
+    /// Whether the error concerns a single document of a file, so that the documents after it can be read.
     pub(super) fn is_of_one_document(&self) -> bool {
         matches!(
             self,
@@ -188,7 +188,7 @@ impl SourceError {
         )
     }
 
-    /// The end of `path` came `missing` bytes too early.
+    /// The error that `path` ends `missing` bytes too early.
     pub(super) fn cut(path: &Path, missing: u64) -> Self {
         Self::Altered { path: path.to_path_buf(), what: format!("its last {missing} bytes are gone") }
     }

@@ -17,20 +17,21 @@ use super::source::{Document, Documents, Place, SourceOptions, TokenKind};
 use super::token_file::TokenReader;
 use capful_base::regular;
 
-/// Bytes of blank text, or rows without text, that are passed over before a document. A file that holds more of them in
-/// a row is refused, since reading on could take hours in which nothing happens.
+/// Most bytes of blank text, or of rows without text, that are skipped before a document. A file that has more of them
+/// in a row is refused, since skipping could take hours without any progress.
 pub(super) const MOST_BLANK: u64 = 64 << 20;
 
 /// Reads the documents of one file, from the place at which it was opened.
 pub(super) trait Reader: Send {
-    /// Appends the next document to an empty `document`, or gives `false` at the end; `flaws` counts what is none.
+    /// Appends the next document to an empty `document`; returns `false` at the end. `flaws` counts the elements that
+    /// are no documents.
     fn next(&mut self, document: &mut Document, flaws: &mut Flaws) -> Result<bool, SourceError>;
 
     /// Offset and number of the next document.
     fn place(&self) -> (u64, u64);
 }
 
-/// The documents of a file, or of the files of a directory in order of name or of chance.
+/// The documents of a file, or of the files of a directory in the order of their names or in random order.
 pub struct Files {
     name: String,
     files: Vec<(PathBuf, Format, FileSnapshot)>,
@@ -45,7 +46,8 @@ pub struct Files {
     memory: u64,
     tokens: Option<TokenKind>,
     reader: Option<Box<dyn Reader>>,
-    /// What was found since the reading began, the documents given, and whether it began at the beginning.
+    /// What this reading has found, the number of documents it returned, and whether it began at the source's
+    /// beginning.
     flaws: Flaws,
     given: u64,
     whole: bool,
@@ -55,17 +57,17 @@ pub struct Files {
 }
 
 impl Files {
-    /// Opens a file, or what of a directory, and of those inside it, is data by its name, in order of the paths;
-    /// [`describe`] says what is left out.
+    /// Opens a file, or every file of a directory and its subdirectories that is data by its name, in order of the
+    /// paths; [`describe`] says which files are left out.
     ///
-    /// A file named itself may have any name; what is not known is read as text. Every file is checked as far as that
-    /// needs no reading through: it is there, not empty, the headers and ends of token and parquet files are whole, and
-    /// every parquet and .csv file has the text column.
+    /// A file that is named directly may have any name; a file of an unknown name is read as text. Every file is
+    /// checked as far as possible without reading it through: it exists, is not empty, the headers and ends of token
+    /// and parquet files are complete, and every parquet and .csv file has the text column.
     pub fn open(path: &Path, options: &SourceOptions) -> Result<Self, SourceError> {
         Self::open_all(&[path], options)
     }
 
-    /// The same with several, at least one, after each other.
+    /// Opens several paths, at least one, and reads their files one after the other.
     ///
     /// # Errors
     /// As [`Files::open`].
@@ -109,13 +111,14 @@ impl Files {
         Ok(files)
     }
 
-    /// Bytes that reading takes at most beside documents and fixed buffers: the pages of a parquet file, the window of a
-    /// compressed one.
+    /// Most bytes that reading takes in addition to documents and fixed buffers: the pages of a parquet file, the
+    /// window of a compressed file.
     pub fn memory(&self) -> u64 {
         self.memory
     }
 
-    /// Reads the files in an order that the seed and the reading decide; from the beginning.
+    /// Reads the files in a random order, which depends on the seed and on the number of the reading; starts at the
+    /// beginning.
     #[must_use]
     pub fn shuffled(mut self, seed: u64) -> Self {
         self.shuffle = Some(Random::new(seed, stream("files")));
@@ -123,16 +126,16 @@ impl Files {
         self
     }
 
-    /// Names, sizes and times of change of the files, and the field: what is encoded once is used again as long as this
-    /// is the same.
+    /// A hash of the files' names, sizes and modification times and of the text field: encoded tokens are reused as
+    /// long as this identity is unchanged.
     pub fn identity(&self) -> u64 {
         self.options.described(self.identity)
     }
 
-    /// What the files are, for a run that begins with them.
+    /// The state of the files, for a run that begins with them.
     ///
     /// # Errors
-    /// One that cannot be read.
+    /// A file that cannot be read.
     pub fn snapshot(&self) -> Result<Snapshot, SourceError> {
         match &self.began {
             Some(began) => Ok(Snapshot::clone(began)),
@@ -149,14 +152,14 @@ impl Files {
         (self.reader, self.flaws, self.given, self.whole) = (None, Flaws::default(), 0, whole);
     }
 
-    /// Says what this reading has found so far.
+    /// Records what this reading has found so far.
     fn record(&self, complete: bool) {
         if self.whole {
             self.options.noticed.record(&self.name, complete, self.given, &self.flaws);
         }
     }
 
-    /// The source ends.
+    /// Handles the end of the source.
     fn end(&mut self) -> Result<bool, SourceError> {
         if self.whole
             && self.given == 0
@@ -180,7 +183,7 @@ impl Files {
         }
     }
 
-    /// Adds a file, which was `began` when the run began.
+    /// Adds a file; `began` is its state at the beginning of the run.
     fn add(&mut self, path: PathBuf, began: Option<FileSnapshot>) -> Result<(), SourceError> {
         let io = |e| SourceError::io(&path, e);
         regular::require(&path).map_err(io)?;
@@ -209,7 +212,7 @@ impl Files {
         match format.kind {
             Kind::Parquet => {
                 check_parquet_end(&path)?;
-                // The last file may be reached after days: a missing column is noticed before any work.
+                // A file may be reached only after days of training: a missing column is reported before any work.
                 self.memory = self.memory.max(ParquetReader::open(&path, &self.options, 0)?.memory());
             }
             Kind::Tokens => self.check_tokens(&path)?,
@@ -243,7 +246,7 @@ impl Files {
             Some(reader) => reader,
             None => {
                 let (path, format, file) = &self.files[self.order[self.file] as usize];
-                // It may have changed since it was read last.
+                // The file may have changed since it was read last.
                 file.check(path, format.grows())?;
                 format.open(path, file.length, &self.options, self.entry)?
             }
@@ -302,7 +305,7 @@ impl Documents for Files {
         &self.name
     }
 
-    /// Without a run that began with them, of the files' names and sizes only.
+    /// For a run without a snapshot, a hash of the files' names and sizes only.
     fn fingerprint(&self) -> u64 {
         let files = match &self.began {
             Some(began) => began.fingerprint(),
@@ -334,8 +337,8 @@ impl Drop for Files {
     }
 }
 
-/// What of the source at `path` is read and what is not, for people; of a run that goes on, beside what it `began`
-/// with. Nothing of a single file.
+/// Describes which files of the source at `path` are read and which are not, for people; a run that continues is
+/// compared with the files that it `began` with. `None` for a single file.
 ///
 /// # Errors
 /// A directory that cannot be read, or holds no data.
@@ -347,7 +350,7 @@ pub fn describe(path: &Path, options: &SourceOptions, began: Option<&Snapshot>) 
     })
 }
 
-/// A parquet file cut short lacks its last bytes, which are always the same.
+/// A parquet file that was cut short lacks its last bytes, which are the same in all parquet files.
 fn check_parquet_end(path: &Path) -> Result<(), SourceError> {
     let mut end = [0; 4];
     let read = File::open(path).and_then(|mut file| {

@@ -49,7 +49,7 @@ pub(crate) fn message(path: &Path) -> String {
     message
 }
 
-/// Entering at any place seen gives what followed it there.
+/// Seeking to any place seen returns the documents that followed it.
 pub(crate) fn check_places(path: &Path) {
     check_places_with(path, &SourceOptions::default());
 }
@@ -198,7 +198,7 @@ fn a_small_text_has_documents_enough_to_divide() {
     let text = "A short paragraph of a small file, as people try things with.\n\n".repeat(160);
     let path = write(&directory, "small.txt", text);
     assert!(texts(&path).len() >= 40);
-    // Blank lines stay with the piece before them, and a file of one line is a document.
+    // Blank lines belong to the piece before them, and a file of one line is a single document.
     assert_eq!(texts(&write(&directory, "one.txt", "\u{feff}one line")), ["one line"]);
     let text = format!("{}\n \n\r\n\nb\n", "a".repeat(80));
     assert_eq!(texts(&write(&directory, "two.txt", &text)), [&text[..86], "b\n"]);
@@ -267,7 +267,7 @@ fn a_source_that_is_not_there_or_has_nothing_says_so() {
     assert_eq!(message(&missing), at(&missing) + ": no such file or directory; check the path");
     let empty = write(&directory, "empty.jsonl", "");
     assert_eq!(message(&empty), at(&empty) + ": the file is empty; name one that holds text");
-    // In a directory too.
+    // The same holds in a directory.
     assert_eq!(message(directory.path()), message(&empty));
     let other = TempDir::new().unwrap();
     write(&other, "picture.png", [1, 2]);
@@ -286,7 +286,7 @@ fn binary_and_badly_encoded_files_are_refused_at_their_byte() {
     bytes[700_001] = 0xFF;
     let path = write(&directory, "b.txt", &bytes);
     assert!(message(&path).contains("b.txt: byte 700001 is not valid UTF-8"));
-    // UTF-16 has both; the first is named. A character cut off at the file's end is no character.
+    // UTF-16 has both faults; the first one is named. A character cut off at the file's end is invalid.
     let path = write(&directory, "c.txt", b"\xFF\xFEa\0b\0");
     assert!(message(&path).contains("c.txt: byte 0 is not valid UTF-8"));
     let path = write(&directory, "d.txt", b"abc\xC3");
@@ -339,7 +339,8 @@ fn truncated_and_damaged_files_are_refused() {
         let text = message(&path);
         assert!(text.contains("a.parquet: cannot be read as parquet (its end is missing)"), "{text}");
     }
-    // The end is there, what is before it is damaged: an error or wrong rows, never a panic.
+    // The end of the file is intact, the bytes before it are damaged: reading gives an error or wrong rows, never a
+    // panic.
     let mut refused = 0;
     let random = Random::new(1, stream("damage"));
     for i in 0..2000 {
@@ -478,14 +479,14 @@ fn of_a_directory_what_a_run_began_with_is_read() {
     let open = || Files::open(directory.path(), &options);
     let texts = || read_all(&mut open().unwrap()).unwrap().0.into_iter().map(|(_, d)| d.text).collect::<Vec<_>>();
     let (identity, fingerprint) = (open().unwrap().identity(), open().unwrap().fingerprint());
-    // A file that is added and one that grows.
+    // One file is added and another grows.
     text("a.txt", "before");
     text("c.jsonl", "{\"text\":\"third\"}\n{\"text\":\"fourth\"}\n");
     assert_eq!(texts(), ["second", "third"]);
     assert_eq!((open().unwrap().identity(), open().unwrap().fingerprint()), (identity, fingerprint));
     let now = Files::open(directory.path(), &SourceOptions::default()).unwrap();
     assert_ne!((now.identity(), now.snapshot().unwrap().fingerprint()), (identity, fingerprint));
-    // One that is read when another has become shorter.
+    // One file is being read when another has become shorter.
     let mut files = open().unwrap();
     let mut document = Document::default();
     assert!(files.next(&mut document).unwrap());

@@ -18,7 +18,7 @@ use super::split::{Part, Split};
 use super::stream::{Feed, TokenStream};
 use super::tokenizer::{EncodeError, Tokenizer};
 
-/// Bytes 0..=255, then a beginning mark 256 and an end mark 257, each where wanted.
+/// Bytes 0..=255, then a beginning mark 256 and an end mark 257, each if requested.
 pub struct Bytes {
     pub bos: bool,
     pub eos: bool,
@@ -68,11 +68,11 @@ impl Numbered {
     pub fn failing_at(self, at: u64) -> Self {
         Self { fails_at: Some(at), ..self }
     }
-    /// It says that it has so many bytes of text.
+    /// Makes the generator report this many bytes of text.
     pub fn sized(self, bytes: u64) -> Self {
         Self { bytes: Some(bytes), ..self }
     }
-    /// Documents of 60 letters, of which no two parts are alike.
+    /// Makes documents of 60 letters; no two parts of them are equal.
     pub fn of_letters(self) -> Self {
         Self { letters: true, ..self }
     }
@@ -163,11 +163,11 @@ pub fn feed(documents: impl Documents + 'static) -> Feed {
     Feed { documents: Box::new(documents), tokenizer: bytes(), split, part: Part::All }
 }
 
-/// Numbered documents are encoded by a tokenizer of so many ids.
+/// Numbered documents are encoded by a tokenizer of this many ids.
 pub const VOCAB: u32 = 258;
 pub const ORIGIN: Origin = Origin { source: 1, tokenizer: 2 };
 
-/// So many numbered documents, encoded.
+/// This many numbered documents, encoded.
 pub fn shards(documents: u64) -> (TempDir, Arc<Shards>) {
     let dir = TempDir::new().unwrap();
     let source = || Ok(feed(Numbered::finite(documents)));
@@ -175,7 +175,7 @@ pub fn shards(documents: u64) -> (TempDir, Arc<Shards>) {
     (dir, Arc::new(made))
 }
 
-/// Stages of `parts`: so many batches of so many rows of such a length.
+/// Stages of `parts`, each a number of batches, rows and positions a row.
 pub fn course(parts: &[(usize, usize, usize)]) -> (Vec<Stretch>, Vec<(usize, usize)>) {
     let mut from = 0;
     let mut shapes = Vec::new();
@@ -188,18 +188,18 @@ pub fn course(parts: &[(usize, usize, usize)]) -> (Vec<Stretch>, Vec<(usize, usi
     (parts.iter().map(stretch).collect(), shapes)
 }
 
-/// The order of a run over all tokens of such a set.
+/// The order of a run over all tokens of such shards.
 pub fn permuted(shards: &Arc<Shards>, seed: u64, stretches: &[Stretch]) -> Permuted {
     let split = Split::new(0, 0.0).unwrap();
     Permuted::new(TrainingTokens::new(Arc::clone(shards), &split, "numbered").unwrap(), seed, stretches.to_vec(), 5)
 }
 
-/// A pool of `bytes` over so many numbered documents.
+/// A pool of `bytes` over this many numbered documents.
 pub fn pool(documents: u64, seed: u64, stretches: &[Stretch], bytes: u64) -> Pool {
     Pool::new(TokenStream::new(feed(Numbered::finite(documents))).unwrap(), seed, stretches.to_vec(), bytes, VOCAB)
 }
 
-/// So many numbered documents as they come.
+/// This many numbered documents in their own order.
 pub fn consecutive(documents: u64) -> Consecutive {
     Consecutive::new(TokenStream::new(feed(Numbered::finite(documents))).unwrap())
 }

@@ -1,29 +1,30 @@
-//! What of a source was no text, or was mended: counted as it is read, and told once.
+//! Counts what in a source was not text, or was repaired; each finding is reported once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::SourceError;
 
-/// Counts of a reading of a source.
+/// Counts of one reading of a source.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flaws {
     /// Lines, rows and elements whose text is null.
     pub nulls: u64,
     /// Halves of a pair of surrogates that became U+FFFD.
     pub surrogates: u64,
-    /// Bytes in a row that are no UTF-8 and became U+FFFD.
+    /// Sequences of bytes that are not UTF-8 and became U+FFFD.
     pub invalid: u64,
-    /// Answers of conversations that the chat template writes otherwise once more is said.
+    /// Answers of conversations that the chat template writes differently once later messages follow.
     pub rewritten: u64,
-    /// Lines, records and elements that were skipped since they could not be read.
+    /// Lines, records and elements that were skipped because they could not be read.
     pub bad: u64,
-    /// Why the first of them could not.
+    /// Why the first of the skipped ones could not be read.
     pub first: Option<String>,
 }
 
 impl Flaws {
-    /// Skips what `error` is about, where that is one document; otherwise gives it back.
+    /// Counts a document that could not be read as skipped, if `error` concerns a single document; otherwise returns
+    /// the error.
     pub(super) fn skip(&mut self, error: SourceError) -> Result<(), SourceError> {
         if !error.is_of_one_document() {
             return Err(error);
@@ -33,7 +34,7 @@ impl Flaws {
         Ok(())
     }
 
-    /// `bytes` as text, with U+FFFD where they are no UTF-8.
+    /// `bytes` as text, with U+FFFD in place of bytes that are not UTF-8.
     pub(super) fn replaced(&mut self, bytes: &[u8]) -> String {
         let mut text = String::with_capacity(bytes.len() + bytes.len() / 8);
         for chunk in bytes.utf8_chunks() {
@@ -46,7 +47,7 @@ impl Flaws {
         text
     }
 
-    /// What there was, for people; nothing where there was nothing.
+    /// The counts as a sentence, for people; `None` if all are 0.
     fn describe(&self) -> Option<String> {
         let some = |count: u64, one: &str, many: &str| {
             (count > 0).then(|| format!("{count} {}", if count == 1 { one } else { many }))
@@ -69,31 +70,31 @@ impl Flaws {
     }
 }
 
-/// How far a source was read from its beginning, and what was found there.
+/// How far a source was read from its beginning, and what was found up to there.
 #[derive(Debug, Clone, Default)]
 struct Seen {
     complete: bool,
     documents: u64,
     flaws: Flaws,
-    /// What of it was told.
+    /// The counts that were already reported.
     told: Flaws,
 }
 
 impl Seen {
-    /// What there was in the source `name`; nothing where there was nothing.
+    /// The line about the source `name`; `None` if nothing was found.
     fn line(&self, name: &str) -> Option<String> {
         let part = if self.complete { String::new() } else { format!(", first {} documents", self.documents) };
         Some(format!("{name}{part}: {}", self.flaws.describe()?))
     }
 }
 
-/// What the readings of sources have found, shared by all that read them.
+/// The findings of all readings of sources, shared by all readers.
 #[derive(Debug, Clone, Default)]
 pub struct Noticed(Arc<Mutex<BTreeMap<String, Seen>>>);
 
 impl Noticed {
-    /// A reading of the source `name` gave `documents` from its beginning and found `flaws`: the one that went farthest
-    /// is kept.
+    /// Records that a reading of the source `name` returned `documents` from its beginning and found `flaws`. Only the
+    /// record of the reading that went farthest is stored.
     pub(super) fn record(&self, name: &str, complete: bool, documents: u64, flaws: &Flaws) {
         let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let farthest = sources.get(name).map(|seen| (seen.complete, seen.documents));
@@ -103,13 +104,13 @@ impl Noticed {
         }
     }
 
-    /// A line for each source in which there was something.
+    /// A line for each source with findings.
     pub fn all(&self) -> Vec<String> {
         let sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sources.iter().filter_map(|(name, seen)| seen.line(name)).collect()
     }
 
-    /// A line for each source in which there was something that was not told yet.
+    /// A line for each source with findings that were not reported yet.
     pub fn news(&self) -> Vec<String> {
         let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let lines = sources.iter_mut().filter(|(_, seen)| seen.flaws != seen.told).filter_map(|(name, seen)| {

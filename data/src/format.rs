@@ -1,4 +1,4 @@
-//! What a file is, by its name, and where the name says text, by its first bytes.
+//! Determines the format of a file by its name, and for text by its first bytes too.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -15,7 +15,7 @@ use super::source::SourceOptions;
 use super::text::TextReader;
 use super::token_file::{MAGIC, TokenReader};
 
-/// The names of data, for people.
+/// The known file names of data, for people.
 pub(super) const KNOWN: &str =
     ".txt, .text, .md, .raw, .jsonl, .ndjson, .json, .csv, .tsv, each also with .gz or .zst, .parquet, .tokens";
 
@@ -31,7 +31,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// What a name, in lower case and without the mark of its packing, says.
+    /// The kind that a file name means. `name` is in lower case and without the extension of its compression.
     fn named(name: &str) -> Option<Self> {
         let (_, extension) = name.rsplit_once('.')?;
         Some(match extension {
@@ -45,7 +45,7 @@ impl Kind {
         })
     }
 
-    /// As a snapshot has it: what earlier versions read as text.
+    /// The name of the kind in a snapshot; `None` for the kinds that earlier versions read as text.
     pub(super) fn saved(self) -> Option<String> {
         match self {
             Self::Json => Some("json".to_owned()),
@@ -68,7 +68,7 @@ pub(super) fn lower_name(path: &Path) -> String {
 }
 
 impl Format {
-    /// What the name of a file says; nothing where it is not that of data.
+    /// The format that the name of a file means; `None` if it is no name of data.
     pub(super) fn named(path: &Path) -> Option<Self> {
         let name = lower_name(path);
         let (packing, name) = Packing::of(&name);
@@ -77,7 +77,7 @@ impl Format {
         packs.then_some(Self { kind, packing })
     }
 
-    /// What a file is that is read: one of another name is text, or of tokens, which may have any name.
+    /// The format of a file that is read: a file of an unknown name is text, or a token file, which may have any name.
     pub(super) fn of(path: &Path) -> Result<Self, SourceError> {
         let (packing, _) = Packing::of(&lower_name(path));
         let named = Self::named(path).unwrap_or(Self { kind: Kind::Text, packing });
@@ -87,7 +87,7 @@ impl Format {
         Self::of_text(path)
     }
 
-    /// What a file is that earlier versions took for text.
+    /// The format of a file that earlier versions read as text.
     pub(super) fn of_text(path: &Path) -> Result<Self, SourceError> {
         let mut magic = Vec::with_capacity(MAGIC.len());
         let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut magic));
@@ -96,12 +96,12 @@ impl Format {
         Ok(Self { kind, packing: Packing::Plain })
     }
 
-    /// About how many bytes of text a byte of the file is.
+    /// Approximate bytes of text in one byte of the file.
     pub(super) fn expands(self) -> u64 {
         if self.packing == Packing::Plain && self.kind != Kind::Parquet { 1 } else { 3 }
     }
 
-    /// Whether what is added to the end of a file leaves what was there as it was.
+    /// Whether the file can grow at its end without a change to the documents before it.
     pub(super) fn grows(self) -> bool {
         self.packing == Packing::Plain && matches!(self.kind, Kind::Text | Kind::JsonLines)
     }

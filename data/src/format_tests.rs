@@ -23,7 +23,7 @@ fn rows() -> Vec<String> {
     (0..300).filter(|i| i % 7 != 3 && i % 11 != 5).map(text).collect()
 }
 
-/// The lines in which a reading of `path` says what it found.
+/// The lines in which a reading of `path` reports its findings.
 fn noticed(path: &Path, options: &SourceOptions) -> Vec<String> {
     let options = SourceOptions { noticed: Default::default(), ..options.clone() };
     texts_with(path, &options);
@@ -113,7 +113,7 @@ fn a_table_is_read_record_by_record() {
     let path = write(&directory, "b.csv", format!("text,id\n{},1\n{0}y,2\n", "x".repeat(1000)));
     let said = read_all(&mut Files::open(&path, &options).unwrap()).unwrap_err().to_string();
     assert!(said.ends_with("record 2: over 1000 bytes long; split it into several documents"), "{said}");
-    // In a directory, one that is about something else is no data.
+    // In a directory, a table about something else is not data.
     write(&directory, "a.csv", "id,body\n1,2\n");
     assert_eq!(texts(directory.path()).len(), 2);
 }
@@ -205,7 +205,7 @@ fn what_cannot_be_read_is_skipped_and_counted_where_that_is_asked_for() {
     assert_eq!(texts_with(&path, &options), ["a", "b"]);
     check_places_with(&path, &options);
     assert!(noticed(&path, &options)[0].contains(": 3 documents cannot be read and were skipped, the first: "));
-    // The end of a file that is cut is no document that can be skipped.
+    // The cut end of a file is no document that could be skipped.
     let path = write(&directory, "b.jsonl.gz", &gzip(lines.as_bytes())[..40]);
     let said = read_all(&mut Files::open(&path, &options).unwrap()).unwrap_err().to_string();
     assert!(said.contains("the compressed data ends in the middle"), "{said}");
@@ -239,7 +239,7 @@ fn bytes_that_are_no_utf8_are_replaced_where_that_is_asked_for() {
         assert_eq!(said, [format!("{}: 3 invalid UTF-8 sequences became U+FFFD", path.display())]);
         fs::remove_file(path).unwrap();
     }
-    // A binary file is none of text.
+    // A binary file is not text.
     let path = write(&directory, "a.txt", b"\xFF\xFEa\0b\0");
     let said = read_all(&mut Files::open(&path, &options).unwrap()).unwrap_err().to_string();
     assert!(said.contains("NUL"), "{said}");
@@ -261,7 +261,7 @@ fn what_changes_the_documents_changes_the_identity() {
     for (i, one) in all.iter().enumerate() {
         assert!(all[..i].iter().all(|other| other.0 != one.0 && other.1 != one.1), "{i}");
     }
-    // What earlier versions computed for this name and length.
+    // The value that earlier versions computed for this name and length.
     assert_eq!(all[0].1, capful_core::random::stream("0/a.jsonl/13"));
 }
 
@@ -279,7 +279,7 @@ fn a_run_that_read_a_table_as_text_goes_on_so() {
     };
     let now = with(&saved);
     assert_eq!(now.0, ["a"]);
-    // As earlier versions wrote it.
+    // In the form that earlier versions wrote.
     saved["files"][0].as_object_mut().unwrap().remove("format");
     let then = with(&saved);
     assert_eq!(then.0, ["[\"a\"]\n"]);
@@ -304,7 +304,7 @@ fn a_reading_that_stops_says_how_far_it_came_and_news_are_told_once() {
     let said = options.noticed.news();
     assert_eq!(said, [format!("{at}, first 1 documents: 1 text is null and was passed over")]);
     assert!(options.noticed.news().is_empty());
-    // From the middle on nothing is known of what came before.
+    // A reading that starts in the middle knows nothing about the documents before it.
     let mut files = Files::open(&path, &options).unwrap();
     files.seek(middle).unwrap();
     while files.next(&mut document).unwrap() {}

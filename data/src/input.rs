@@ -1,7 +1,7 @@
-//! The bytes of a file from some byte on, unpacked where the file is compressed.
+//! Reads the bytes of a file from a given byte on, decompressed where the file is compressed.
 //!
-//! A plain file is entered at a byte. A compressed one is unpacked from its beginning up to the byte, which costs time
-//! and no memory. Whatever a stream unpacks to, no more of it is held than a buffer and the format's window.
+//! A plain file is opened at the byte. A compressed file is decompressed from its beginning up to the byte, which costs
+//! time and no memory. Only a buffer and the format's window are in memory, whatever the decompressed size.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom};
@@ -12,22 +12,22 @@ use flate2::bufread::MultiGzDecoder;
 use super::error::SourceError;
 
 const BUFFER: usize = 128 << 10;
-/// Windows of zstd that are taken in any case, as powers of two: 8 MiB is what level 19 writes; the largest is that of
-/// `--ultra -22` and `--long`.
+/// zstd windows that are accepted in any case, and the largest accepted one, as powers of two: level 19 writes 8 MiB;
+/// the largest is that of `--ultra -22` and `--long`.
 const WINDOW_LOG: u32 = 23;
 const LARGEST_WINDOW_LOG: u32 = 27;
 
 /// How a file is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Packing {
-    /// Not at all.
+    /// Not compressed.
     Plain,
     Gzip,
     Zstd,
 }
 
 impl Packing {
-    /// What a file's name, in lower case, says, and the name without it.
+    /// The compression that a file's name, in lower case, means, and the name without its extension.
     pub(super) fn of(name: &str) -> (Self, &str) {
         match (name.strip_suffix(".gz"), name.strip_suffix(".zst")) {
             (Some(name), _) => (Self::Gzip, name),
@@ -36,24 +36,24 @@ impl Packing {
         }
     }
 
-    /// Bytes that it takes at most to unpack the file at `path`, beside fixed buffers.
+    /// Most bytes that decompressing the file at `path` takes, in addition to fixed buffers.
     pub(super) fn memory(self, path: &Path) -> u64 {
         if self == Self::Zstd { 1 << window_log(path) } else { 0 }
     }
 }
 
-/// The window, as a power of two, that a zstd file may ask for: that of its first frame, at least 8 MiB.
+/// The window, as a power of two, that a zstd file may request: that of its first frame, at least 8 MiB.
 fn window_log(path: &Path) -> u32 {
     let mut header = Vec::new();
     let read = File::open(path).and_then(|file| file.take(14).read_to_end(&mut header));
-    // What cannot be read is said when it is opened.
+    // A file that cannot be read is reported when it is opened.
     let window = read.ok().and_then(|_| window(&header));
     window
         .map_or(LARGEST_WINDOW_LOG, |window| window.next_power_of_two().trailing_zeros())
         .clamp(WINDOW_LOG, LARGEST_WINDOW_LOG)
 }
 
-/// The window that a zstd frame's header names (RFC 8878, 3.1.1.1); nothing where no frame begins.
+/// The window that a zstd frame's header names (RFC 8878, 3.1.1.1); `None` if no frame begins there.
 fn window(header: &[u8]) -> Option<u64> {
     const MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
     let rest = header.strip_prefix(&MAGIC)?;
@@ -64,7 +64,7 @@ fn window(header: &[u8]) -> Option<u64> {
         let base = 1u64 << (10 + (window >> 3));
         return Some(base + base / 8 * u64::from(window & 7));
     }
-    // The window is the content, whose size stands behind the dictionary's number.
+    // The window is the content; its size is stored after the dictionary's number.
     let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
     let (size, more) = [(1, 0), (2, 256), (4, 0), (8, 0)][usize::from(descriptor >> 6)];
     let bytes = rest.get(dictionary..dictionary + size)?;
@@ -75,14 +75,14 @@ fn window(header: &[u8]) -> Option<u64> {
 pub(super) struct Input {
     path: PathBuf,
     packing: Packing,
-    /// Bytes that are read of a plain file.
+    /// Number of bytes to read of a plain file.
     length: u64,
     reader: Box<dyn BufRead + Send>,
     offset: u64,
 }
 
 impl Input {
-    /// Opens `path` at byte `offset` of what it unpacks to. Of a plain file the first `length` bytes are read.
+    /// Opens `path` at byte `offset` of the decompressed data. `length` limits the bytes that are read of a plain file.
     pub(super) fn open(path: &Path, packing: Packing, length: u64, offset: u64) -> Result<Self, SourceError> {
         let io = |e| SourceError::io(path, e);
         let mut file = File::open(path).map_err(io)?;
@@ -126,17 +126,17 @@ impl Input {
         if ended && self.packing == Packing::Plain && self.offset < self.length {
             return Err(SourceError::cut(&self.path, self.length - self.offset));
         }
-        // What is there already.
+        // Returns the bytes that are already buffered.
         self.reader.fill_buf().map_err(|e| SourceError::io(&self.path, e))
     }
 
-    /// Goes on behind the next `bytes`, which [`Input::fill`] has given.
+    /// Skips the next `bytes`, which [`Input::fill`] has returned.
     pub(super) fn consume(&mut self, bytes: usize) {
         self.reader.consume(bytes);
         self.offset += bytes as u64;
     }
 
-    /// Where the next byte stands in what the file unpacks to.
+    /// Offset of the next byte in the decompressed data.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(write(25, false), Some(1 << 25));
         assert_eq!(Packing::Zstd.memory(&path), 32 << 20);
         assert_eq!(all(&path, Packing::Zstd, 69_999).unwrap(), [7]);
-        // More than any setting of the command writes.
+        // A larger window than any setting of the command writes.
         assert_eq!(write(28, false), Some(1 << 28));
         let said = all(&path, Packing::Zstd, 0).unwrap_err().to_string();
         assert!(said.contains("too much memory"), "{said}");

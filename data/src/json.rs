@@ -1,5 +1,5 @@
-//! A .json file: an array of objects or strings, or objects one behind the other, of which each is a document. It is
-//! read element by element and never held whole.
+//! Reads a .json file: an array of objects or strings, or objects one after the other, each a document. It is read
+//! element by element; the whole file is never in memory.
 
 use capful_base::human_bytes;
 use std::path::{Path, PathBuf};
@@ -21,13 +21,14 @@ pub(super) struct JsonFile {
     limit: u64,
     array: bool,
     element: Vec<u8>,
-    /// The next element's number from 0, and the byte behind the element before it.
+    /// The next element's number from 0, and the byte after the previous element.
     number: u64,
     offset: u64,
 }
 
 impl JsonFile {
-    /// Opens `path` behind element `number`, whose end is byte `offset`; `input` opens it at a byte.
+    /// Opens `path` before element `number`; the previous element ends at byte `offset`. `input` opens the file at a
+    /// byte.
     pub(super) fn open(
         path: &Path,
         input: impl Fn(u64) -> Result<Input, SourceError>,
@@ -59,7 +60,7 @@ impl JsonFile {
         Ok(file)
     }
 
-    /// The next byte that is no white space.
+    /// The next byte that is not white space.
     fn peek(&mut self) -> Result<Option<u8>, SourceError> {
         loop {
             let available = self.input.fill()?;
@@ -79,12 +80,12 @@ impl JsonFile {
         At("element", self.number + 1)
     }
 
-    /// The file is not what it should be from here on.
+    /// The error that the file is malformed here.
     fn broken(&self, reason: &str) -> SourceError {
         SourceError::JsonFile { path: self.path.clone(), at: self.at(), reason: reason.to_owned() }
     }
 
-    /// Goes to the next element, or gives `false` behind the last.
+    /// Goes to the next element; returns `false` after the last one.
     fn advance(&mut self) -> Result<bool, SourceError> {
         let mut next = self.peek()?;
         if !self.array {
@@ -105,14 +106,15 @@ impl JsonFile {
         if next.is_none() { Err(self.broken("the file ends inside the array")) } else { Ok(true) }
     }
 
-    /// Reads the element that begins here into `self.element`, as far as `self.limit`; `false` if it is longer.
+    /// Reads the element that begins here into `self.element`, up to `self.limit` bytes; returns `false` if the element
+    /// is longer.
     fn read(&mut self) -> Result<bool, SourceError> {
         self.element.clear();
         let (mut depth, mut string, mut escaped, mut length) = (0u64, false, false, 0);
         loop {
             let available = self.input.fill()?;
             if available.is_empty() {
-                // The end of a number, or of nothing whole, which is said when it is parsed.
+                // The end of a number, or of an incomplete element, which is reported when it is parsed.
                 return if depth > 0 || string { Err(self.broken("the file ends inside it")) } else { Ok(true) };
             }
             let (mut taken, mut complete) = (0, false);
@@ -145,7 +147,7 @@ impl JsonFile {
             length += taken;
             if length as u64 <= self.limit {
                 if self.element.capacity() < length {
-                    // Not more than needed: doubling would waste up to the limit again.
+                    // Reserves no more than needed: doubling could waste as much as the limit again.
                     self.element.reserve_exact(taken.max(self.element.len() / 4));
                 }
                 self.element.extend_from_slice(&available[..taken]);
@@ -164,7 +166,7 @@ impl JsonFile {
         SourceError::Long { path: self.path.clone(), at: self.at(), limit: self.limit }
     }
 
-    /// Reads one element; `false` behind the last.
+    /// Reads one element; returns `false` after the last one.
     fn step(&mut self, document: &mut Document, flaws: &mut Flaws) -> Result<bool, SourceError> {
         if !self.advance()? {
             return Ok(false);
@@ -185,7 +187,7 @@ impl JsonFile {
         Ok(true)
     }
 
-    /// Looks at the first element, which may lack the text; `false` where there is none.
+    /// Reads the first element, which may lack the text; returns `false` if there is none.
     pub(super) fn first(&mut self) -> Result<bool, SourceError> {
         self.step(&mut Document::default(), &mut Flaws::default())
     }

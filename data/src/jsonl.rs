@@ -1,6 +1,6 @@
-//! One JSON object a line; the text stands in one field of it, or it is a conversation.
+//! Reads one JSON object a line; the text is in one field of the object, or the object is a conversation.
 //!
-//! Blank lines are passed over, and so are empty texts and those that are null.
+//! Blank lines are skipped, and so are texts that are empty or null.
 
 use capful_base::human_bytes;
 use std::borrow::Cow;
@@ -18,7 +18,7 @@ use capful_config::InvalidUtf8;
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
-/// Reads documents that are JSON values, as the run wants them read.
+/// Reads documents that are JSON values, with the options of the run.
 pub(super) struct DocumentReader {
     path: PathBuf,
     field: String,
@@ -34,13 +34,13 @@ impl DocumentReader {
         Self { path: path.to_path_buf(), field, invalid, skip, template: options.template.clone() }
     }
 
-    /// Whether documents that cannot be read are skipped.
+    /// Whether unreadable documents are skipped.
     pub(super) fn skips(&self) -> bool {
         self.skip
     }
 
-    /// Puts what the value `json` holds into the empty `document`; nothing where there is only white space. The value stands
-    /// at byte `begin`, at place `at` for people.
+    /// Puts the text of the value `json` into the empty `document`; adds nothing if there is only white space. The
+    /// value begins at byte `begin`; `at` names its place for people.
     pub(super) fn read(
         &self,
         json: &mut Vec<u8>,
@@ -69,13 +69,13 @@ impl DocumentReader {
         })
     }
 
-    /// Makes the text of the conversation that the value `json` is; `false` where it is none.
+    /// Writes the text of the conversation in the value `json`; returns `false` if the value is no conversation.
     fn conversation(&self, json: &[u8], document: &mut Document, flaws: &mut Flaws) -> Result<bool, String> {
         let Some(messages) = messages::of_json(json)? else { return Ok(false) };
         conversation::put(&self.template, &messages, document, flaws).map(|()| true)
     }
 
-    /// Skips a document that could not be read, where the run wants that.
+    /// Skips a document that could not be read, where the options say so.
     pub(super) fn settle(
         &self,
         read: Result<(), SourceError>,
@@ -105,7 +105,7 @@ pub(super) struct JsonLines {
 }
 
 impl JsonLines {
-    /// Reads `path`, of which `input` stands where line `number` begins.
+    /// Reads `path`; `input` is positioned where line `number` begins.
     pub(super) fn new(path: &Path, input: Input, options: &SourceOptions, number: u64) -> Self {
         let (documents, offset) = (DocumentReader::new(path, options), input.offset());
         let (path, limit) = (path.to_path_buf(), options.max_document);
@@ -116,8 +116,8 @@ impl JsonLines {
         At("line", self.number + 1)
     }
 
-    /// Reads a line, its end included, into `self.line`; an empty one is the end of the file. Of one that is too long and
-    /// skipped only its length is told: `false`.
+    /// Reads a line, its end included, into `self.line`; an empty line is the end of the file. Returns `false` for a
+    /// line that is too long and skipped: only its length is counted.
     fn read_line(&mut self) -> Result<bool, SourceError> {
         self.line.clear();
         let mut length = 0;
@@ -132,7 +132,7 @@ impl JsonLines {
                     return Ok(false);
                 }
             } else {
-                // Not more than needed: doubling would waste up to the limit again.
+                // Reserves no more than needed: doubling could waste as much as the limit again.
                 if self.line.capacity() < self.line.len() + n {
                     self.line.reserve_exact(n.max(self.line.len() / 4));
                 }

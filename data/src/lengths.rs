@@ -1,6 +1,6 @@
 //! How long the documents of a set are.
 
-/// Counts of documents by their tokens: bucket b has those of 2^b to 2^(b + 1) − 1.
+/// Counts of documents by their number of tokens: bucket b counts those of 2^b to 2^(b + 1) − 1.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lengths {
     buckets: Vec<u64>,

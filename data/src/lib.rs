@@ -1,14 +1,15 @@
-//! From a user's files to tokens.
+//! Converts a user's files to tokens.
 //!
-//! [`files`] opens what the user named and gives its documents one by one: `listing` says which files of a directory,
-//! `format` what each of them is, `input` unpacks it, and [`flaws`] counts what was no text. [`shuffle`] changes their
-//! order; [`split`]
-//! says which of them are for training; [`ahead`] encodes them on several threads; [`shards`] keeps the tokens in files
-//! that are read at any place; [`snapshot`] knows the files again that a run began with; [`stream`] turns documents into one stream of tokens with one cursor; [`sequences`] is the
-//! order in which a run reads either; [`loader`] makes batches of them on a thread of its own; [`validation`] keeps a
-//! bounded set of documents for scoring, [`choice`] says which ones, [`whole`] gives all of them, [`overlap`] what of them
-//! the training side has too; [`coverage`] says how many words the tokenizer does not know; [`tales`] is the built-in
-//! corpus; [`ngram`] scores what plain counting reaches.
+//! [`files`] opens the paths that the user named and returns their documents one by one: `listing` selects the files of
+//! a directory, `format` determines the format of each, `input` decompresses them, and [`flaws`] counts invalid text.
+//! [`shuffle`] changes the order of the documents; [`split`] divides them into training and validation; [`ahead`]
+//! encodes them on several threads; [`shards`] stores the tokens in files that are read at any offset; [`snapshot`]
+//! recognises the files that a run began with; [`stream`] turns documents into one stream of tokens with one cursor;
+//! [`sequences`] is the order in which a run reads the shards or the stream; [`loader`] makes batches of sequences on a
+//! thread of its own; [`validation`] stores a bounded set of documents for scoring, [`choice`] chooses them, [`whole`]
+//! reads all documents of a validation source, [`overlap`] finds the scored text that the training side contains too;
+//! [`coverage`] measures how many words the tokenizer does not know; [`tales`] is the built-in corpus; [`ngram`]
+//! computes the loss of n-gram counts.
 
 pub mod ahead;
 pub mod choice;

@@ -1,8 +1,8 @@
-//! Which files of a directory are data and which are not, so that nothing is passed over in silence.
+//! Decides which files of a directory are data and which are not, and reports both.
 //!
-//! Directories inside are read too, all files in order of their paths. Hidden files, what a run or `host data` made, and
-//! links back into the directory are left out. A .json or .csv file is data where its first element or its columns have
-//! the text; documentation beside files of documents, README.md and its like, is not.
+//! Subdirectories are read too, all files in order of their paths. Left out are hidden files, files that a run or `host
+//! data` wrote, and links back into the directory. A .json or .csv file is data where its first element or its columns
+//! have the text; documentation next to files of documents, such as README.md, is not.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, FileType};
@@ -17,12 +17,12 @@ use super::shards;
 use super::source::SourceOptions;
 use capful_config::{CONFIG_FILE, PLAN_FILE};
 
-/// Names that are listed of what is not read, and kinds of files.
+/// Most names, and most kinds of files, that are listed of the files that are not read.
 const NAMES: usize = 5;
 const KINDS: usize = 8;
 /// Files of a model of transformers.
 const MODEL: [&str; 2] = ["config.json", "model.safetensors"];
-/// Names of documentation, without what follows the first dot.
+/// Names of documentation, up to the first dot.
 const DOCUMENTATION: [&str; 9] =
     ["readme", "license", "licence", "copying", "notice", "changelog", "contributing", "citation", "authors"];
 
@@ -31,12 +31,12 @@ pub(super) struct Listing {
     root: PathBuf,
     directory: bool,
     pub(super) files: Vec<PathBuf>,
-    /// What is not read, and why.
+    /// The files that are not read, and why.
     left: Vec<(PathBuf, String)>,
 }
 
 impl Listing {
-    /// A file, or what of a directory is data.
+    /// The file at `path`, or the data files of the directory at `path`.
     pub(super) fn of(path: &Path, options: &SourceOptions) -> Result<Self, SourceError> {
         let directory = fs::metadata(path).map_err(|e| SourceError::io(path, e))?.is_dir();
         let mut listing = Self { root: path.to_path_buf(), directory, files: Vec::new(), left: Vec::new() };
@@ -71,8 +71,8 @@ impl Listing {
         self.left.push((path, why.into()));
     }
 
-    /// Reads a file that links of the same tree lead to once: as itself, or by the first link where its own name is not
-    /// that of data.
+    /// Reads a file of the same tree that links lead to only once: by its own name, or by the first link where its own
+    /// name is not that of data.
     fn follow_inside(&mut self, walk: &Walk) {
         let own: HashSet<PathBuf> = self.files.iter().cloned().collect();
         let mut read = HashSet::new();
@@ -86,7 +86,7 @@ impl Listing {
         }
     }
 
-    /// Leaves out .json and .csv files that are something else than documents.
+    /// Leaves out .json and .csv files that hold no documents.
     fn leave_other_json(&mut self, options: &SourceOptions) -> Result<(), SourceError> {
         for path in std::mem::take(&mut self.files) {
             match other(&path, options)? {
@@ -112,7 +112,7 @@ impl Listing {
         }
     }
 
-    /// What is read and what is not, for people; nothing of a single file.
+    /// Describes what is read and what is not, for people; `None` for a single file.
     pub(super) fn describe(&self) -> Option<String> {
         if !self.directory {
             return None;
@@ -122,7 +122,7 @@ impl Listing {
         Some(format!("reading {files} ({}) below {root}{}", counted(kinds), self.left()))
     }
 
-    /// The same for a run that goes on with the files it `began` with.
+    /// The description for a run that continues with the files it `began` with.
     pub(super) fn describe_since(&mut self, began: &HashSet<PathBuf>) -> Option<String> {
         let added: Vec<_> = self.files.extract_if(.., |path| !began.contains(path)).collect();
         self.left = added.into_iter().map(|path| (path, "not among them".to_owned())).collect();
@@ -130,7 +130,7 @@ impl Listing {
         self.directory.then(|| format!("reading {files} below {root} that the run began with{}", self.left()))
     }
 
-    /// What is not read.
+    /// Describes the files that are not read.
     fn left(&self) -> String {
         if self.left.is_empty() {
             return String::new();
@@ -150,7 +150,7 @@ fn files(count: usize) -> String {
     format!("{count} {}", if count == 1 { "file" } else { "files" })
 }
 
-/// How many there are of each kind, the most frequent first.
+/// The number of files of each kind, the most frequent first.
 fn counted(kinds: impl Iterator<Item = String>) -> String {
     let mut counts = BTreeMap::new();
     kinds.for_each(|kind| *counts.entry(kind).or_insert(0u64) += 1);
@@ -162,7 +162,7 @@ fn counted(kinds: impl Iterator<Item = String>) -> String {
     shown.join(", ")
 }
 
-/// What a file is called by its name's end, with that of its packing.
+/// The kind of a file by the end of its name, including the extension of its compression.
 fn extension(path: &Path) -> String {
     let whole = lower_name(path);
     let (packing, name) = Packing::of(&whole);
@@ -175,19 +175,19 @@ fn extension(path: &Path) -> String {
     }
 }
 
-/// Whether a text is about the data beside it.
+/// Whether a file is text about the data next to it.
 fn is_documentation(path: &Path) -> bool {
     let name = lower_name(path);
     let first = name.split('.').next().unwrap_or_default();
     Packing::of(&name).1.ends_with(".md") || DOCUMENTATION.contains(&first)
 }
 
-/// Why a .json or .csv file holds no documents; nothing where it does, or where it is of another kind.
+/// Why a .json or .csv file holds no documents; `None` if it does, or if it is another kind of file.
 fn other(path: &Path, options: &SourceOptions) -> Result<Option<String>, SourceError> {
     let Some(format) = Format::named(path) else { return Ok(None) };
     let length = fs::metadata(path).map_err(|e| SourceError::io(path, e))?.len();
     if length == 0 {
-        // Said of every empty file.
+        // Every empty file is reported elsewhere.
         return Ok(None);
     }
     let strict = SourceOptions { skip_bad_lines: false, ..options.clone() };
@@ -212,7 +212,7 @@ fn other(path: &Path, options: &SourceOptions) -> Result<Option<String>, SourceE
     }
 }
 
-/// What earlier versions read of a directory.
+/// The files that earlier versions read from a directory.
 fn formerly(path: &Path) -> Result<Vec<PathBuf>, SourceError> {
     const ENDS: [&str; 9] = [".txt", ".text", ".md", ".raw", ".tokens", ".jsonl", ".ndjson", ".jsonl.zst", ".parquet"];
     let entries = fs::read_dir(path).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
@@ -228,14 +228,14 @@ fn formerly(path: &Path) -> Result<Vec<PathBuf>, SourceError> {
     Ok(paths)
 }
 
-/// A walk through a directory and those inside it.
+/// A walk through a directory and its subdirectories.
 struct Walk {
     root: PathBuf,
-    /// Directories that were entered, without links.
+    /// Canonical paths of the directories that were entered.
     entered: HashSet<PathBuf>,
-    /// Links to nothing whose names are those of data.
+    /// Broken links whose names are those of data.
     dangling: Vec<PathBuf>,
-    /// Links whose names are those of data to files of the same tree, and these.
+    /// Links with names of data to files of the same tree, and those files.
     inside: Vec<(PathBuf, PathBuf)>,
 }
 
@@ -259,7 +259,7 @@ impl Walk {
                     }
                     continue;
                 }
-                // It was there a moment ago.
+                // The file has vanished since the directory was listed.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 Err(e) => return Err(SourceError::io(&path, e)),
             };
@@ -284,7 +284,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Why a directory is not entered.
+    /// Why a directory is not entered; `None` if it is.
     fn no_data(&mut self, dir: &Path, is_link: bool) -> Result<Option<&'static str>, SourceError> {
         let place = fs::canonicalize(dir).map_err(|e| SourceError::io(dir, e))?;
         Ok(if is_link && (place.starts_with(&self.root) || self.root.starts_with(&place)) {
@@ -305,7 +305,7 @@ impl Walk {
     }
 }
 
-/// What is neither a file nor a directory.
+/// The name of a file type that is neither a file nor a directory.
 #[cfg(unix)]
 fn special(kind: FileType) -> &'static str {
     use std::os::unix::fs::FileTypeExt as _;

@@ -32,7 +32,7 @@ fn directories_inside_are_read_in_order_and_what_is_left_out_is_said() {
     for name in ["a.png", "b/B.PNG", "archive.tar.gz", "b/Makefile", ".hidden.jsonl", ".git/a.jsonl"] {
         make(&directory, name, line("not this"));
     }
-    // Beside files of documents these are about the data.
+    // Next to files of documents these files are documentation.
     for name in ["README.md", "b/notes.md", "LICENSE.txt", "d/readme.txt.gz"] {
         make(&directory, name, "not this");
     }
@@ -63,7 +63,7 @@ fn texts_alone_are_read_with_their_readme() {
         "reading 2 files (1 .md, 1 .txt) below DIR; not read: 2 (1 .json without \"text\", 1 without an extension): LICENSE, \
          package.json"
     );
-    // A file is read whatever it is.
+    // A file that is named directly is read whatever its name.
     assert_eq!(texts(&directory.path().join("LICENSE")), ["no known extension"]);
     assert!(describe(&directory.path().join("a.txt"), &SourceOptions::default(), None).unwrap().is_none());
 }
@@ -125,7 +125,7 @@ fn links_are_followed_once_and_broken_ones_are_refused() {
     let expected =
         format!("{}: a link to gone/x.jsonl, which is not there; mend the link", at("inside/x.jsonl").display());
     assert!(said.starts_with(&expected), "{said}");
-    // What is not read may lead nowhere.
+    // A link that is not read may be broken.
     fs::rename(at("inside/x.jsonl"), at("README.md")).unwrap();
     make(&directory, "d.jsonl", "{\"text\":\"d\"}\n");
     assert_eq!(texts(directory.path()).len(), 5);
@@ -138,7 +138,7 @@ fn a_file_that_links_of_its_tree_lead_to_is_read_once() {
     let directory = TempDir::new().unwrap();
     let at = |name: &str| directory.path().join(name);
     make(&directory, "b.txt", "b");
-    // As a cache of downloads keeps them: the content by its digest, and names that link to it.
+    // As a download cache stores its files: the content under its digest, and names that link to it.
     make(&directory, "blobs/0af3", "c");
     make(&directory, "names/c.txt", "");
     fs::remove_file(at("names/c.txt")).unwrap();
@@ -177,7 +177,7 @@ fn a_run_reads_what_it_began_with_and_says_what_came_since() {
     make(&directory, "sub/c.jsonl", "{\"text\":\"c\"}\n");
     let expected = "reading 1 file below DIR that the run began with; not read: 1 (1 not among them): sub/c.jsonl";
     assert_eq!(said(&began), expected);
-    // Files that a run of an earlier version began with, and a newer one leaves out, are read all the same.
+    // Files that a run of an earlier version began with are read by that run, although a newer version leaves them out.
     make(&directory, "README.md", "about it");
     let mut saved = serde_json::to_value(&began).unwrap();
     let mut readme = saved["files"][0].clone();
@@ -189,7 +189,7 @@ fn a_run_reads_what_it_began_with_and_says_what_came_since() {
     let options = SourceOptions { began: Some(std::sync::Arc::new(then)), ..SourceOptions::default() };
     let read = super::super::files::tests::texts_with(directory.path(), &options);
     assert_eq!(read, ["about it", "b"]);
-    // Somewhere else it is the same.
+    // The result is the same in another directory.
     let moved = TempDir::new().unwrap();
     fs::copy(directory.path().join("b.jsonl"), moved.path().join("b.jsonl")).unwrap();
     let there = began.moved(&moved.path().display().to_string()).unwrap();
@@ -208,7 +208,7 @@ fn a_run_that_remembers_no_files_reads_what_was_read_then() {
     let options = SourceOptions { formerly: true, ..SourceOptions::default() };
     let texts_of = |path: &Path| super::super::files::tests::texts_with(path, &options);
     assert_eq!(texts_of(directory.path()), ["text\n1", "a"]);
-    // A file that was named itself was text, and stays it.
+    // A directly named file was read as text, and is still read as text.
     let path = directory.path().join("c.csv");
     assert_eq!(texts_of(&path), ["text\n1"]);
     let began = Files::open(&path, &options).unwrap().snapshot().unwrap();

@@ -1,8 +1,8 @@
 //! Batches, made ahead by a thread of their own in a fixed number of slots.
 //!
-//! Every slot is allocated at the start and used again and again: [`Loader::take`] hands one out and dropping the
-//! [`Batch`] hands it back, by moving it, so that the thread that trains allocates nothing. What the reader thread
-//! holds beside the slots is bounded by the longest document ([`super::source::SourceOptions::max_document`]).
+//! Every slot is allocated at the start and reused: [`Loader::take`] moves a slot out and dropping the [`Batch`] moves
+//! the slot back, so the training thread allocates nothing. The reader thread's memory in addition to the slots is
+//! bounded by the longest document ([`super::source::SourceOptions::max_document`]).
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -17,7 +17,7 @@ use capful_base::allocations::{self, Activity};
 /// Stack of the reader thread, in bytes.
 pub const STACK_BYTES: usize = 2 << 20;
 
-/// Rows and positions a row of one batch.
+/// Number of rows of one batch, and positions in each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Rows, B.
@@ -29,34 +29,35 @@ pub struct Shape {
 /// The shape of each batch, counted from 0 at the beginning of the run.
 pub type Shapes = Box<dyn Fn(u64) -> Shape + Send>;
 
-/// A batch's place in a block: so many batches, one after the other, in which each row goes on where it ended.
+/// A batch's index in a block: a block is a number of consecutive batches in which each row continues where it ended in
+/// the batch before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InBlock {
-    /// Which of the block's batches.
+    /// Index of the batch in the block.
     pub index: usize,
-    /// How many there are.
+    /// Number of batches in the block.
     pub batches: usize,
 }
 
-/// The place of each batch in its block, counted as in [`Shapes`], for a model whose rows are streams that keep their
-/// state. Without it consecutive rows are consecutive pieces.
+/// The place of each batch in its block, for a model whose rows are streams with a persistent state. Batches are
+/// counted as in [`Shapes`]. Without blocks, consecutive rows are consecutive pieces of the token stream.
 pub type Blocks = Box<dyn Fn(u64) -> InBlock + Send>;
 
-/// Whose turn it is: of `ranks` ranks that take batches in turn, number `rank` takes every batch whose number it is modulo
-/// `ranks`. A round is a batch for each rank.
+/// Divides the batches among ranks: of `ranks` ranks, rank number `rank` takes every batch whose number is `rank`
+/// modulo `ranks`. A round is one batch for each rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
-    /// This rank, below `ranks`.
+    /// Number of this rank, below `ranks`.
     pub rank: u32,
-    /// How many there are, at least 1.
+    /// Number of ranks, at least 1.
     pub ranks: u32,
 }
 
 impl Turn {
-    /// Every batch.
+    /// A single rank that takes every batch.
     pub const ALONE: Turn = Turn { rank: 0, ranks: 1 };
 
-    /// Checks that there is such a rank, and that it can go on from batch `first`, with or without blocks.
+    /// Checks that the rank exists and that it can continue from batch `first`, with or without blocks.
     fn check(self, first: u64, blocks: bool) -> Result<(), SourceError> {
         let Self { rank, ranks } = self;
         if rank >= ranks {
@@ -72,25 +73,26 @@ impl Turn {
     }
 }
 
-/// How much is made ahead.
+/// How many batches are made ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slots {
-    /// Number of slots, at least 1. A slot is in use while it is filled, waits, or is with the consumer.
+    /// Number of slots, at least 1. A slot is in use while it is being filled, while it waits, and while the consumer
+    /// has it.
     pub count: usize,
     /// Positions a slot holds: the largest B·T of the schedule.
     pub capacity: usize,
-    /// Positions of the largest block; 0 where there are none.
+    /// Positions of the largest block; 0 if there are none.
     pub block: usize,
 }
 
 impl Slots {
-    /// Bytes of the slots' tokens, targets and offsets: all that is allocated for them but a few words a slot.
+    /// Bytes of the slots' tokens, targets and offsets: their whole memory but for a few words a slot.
     pub fn bytes(&self) -> u64 {
         (self.count as u64 * self.capacity as u64 + self.block as u64) * 12
     }
 }
 
-/// One slot's storage and what is in it.
+/// One slot's storage and its batch.
 struct Slot {
     tokens: Box<[u32]>,
     targets: Box<[u32]>,
@@ -114,7 +116,7 @@ impl Slot {
     }
 }
 
-/// Makes batches of a run's sequences, on the thread that calls it.
+/// Makes batches of a run's sequences, on the calling thread.
 struct Filler {
     sequences: Box<dyn Sequences>,
     schedule: Shapes,
@@ -123,19 +125,19 @@ struct Filler {
     turn: Turn,
 }
 
-/// A block of batches, read at once.
+/// A block of batches, read from the sequences at once.
 struct Block {
     blocks: Blocks,
     storage: [Box<[u32]>; 3],
-    /// The number of the first batch of the block that is held.
+    /// The number of the first batch of the block in memory.
     first: Option<u64>,
-    /// Where sequences must be to read that block, and to go on behind it.
+    /// The positions of the sequences before and after that block.
     begin: Position,
     end: Position,
 }
 
 impl Filler {
-    /// Fills a slot with the next batch; `false` after the last whole one.
+    /// Fills a slot with the next batch; returns `false` after the last whole batch.
     fn fill(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
         match self.block.take() {
             None => self.fill_whole(slot),
@@ -147,7 +149,8 @@ impl Filler {
         }
     }
 
-    /// The next batch's columns of its block, which is read where it begins. A row sees back no farther than its block.
+    /// Copies the next batch's columns out of its block; the block is read with its first batch. A row has no context
+    /// from before its block.
     fn fill_from_block(&mut self, block: &mut Block, slot: &mut Slot) -> Result<bool, SourceError> {
         let Shape { rows, length } = (self.schedule)(self.number);
         let InBlock { index, batches } = (block.blocks)(self.number);
@@ -185,7 +188,8 @@ impl Filler {
         Ok(true)
     }
 
-    /// This rank's batch of the next round, which is over when every rank has its batch: all end at the same one.
+    /// Fills this rank's batch of the next round. A round counts only if every rank gets a batch, so all ranks end with
+    /// the same round.
     fn fill_whole(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
         for rank in 0..self.turn.ranks {
             let whole = if rank == self.turn.rank { self.fill_own(slot)? } else { self.skip(slot.tokens.len())? };
@@ -198,7 +202,7 @@ impl Filler {
         Ok(true)
     }
 
-    /// The next batch's shape and its size, one that slots of `capacity` positions hold.
+    /// The next batch's shape and its size; an error where a slot of `capacity` positions cannot hold it.
     fn shape(&self, capacity: usize) -> Result<(Shape, usize), SourceError> {
         let Shape { rows, length } = (self.schedule)(self.number);
         let size = rows.checked_mul(length).filter(|&size| (1..=capacity).contains(&size));
@@ -206,7 +210,8 @@ impl Filler {
         Ok((Shape { rows, length }, size))
     }
 
-    /// Goes past another rank's batch, which is refused here too if no slot holds it: one rank alone would end.
+    /// Skips another rank's batch. A batch that no slot can hold is refused here too: otherwise a single rank would
+    /// stop.
     fn skip(&mut self, capacity: usize) -> Result<bool, SourceError> {
         let (Shape { rows, length }, _) = self.shape(capacity)?;
         self.sequences.skip(rows, length)
@@ -227,7 +232,7 @@ impl Filler {
     }
 }
 
-/// What the two threads share. Slots move between the lists, which never grow beyond the number of slots.
+/// State shared by the two threads. Slots move between the lists, which never grow beyond the number of slots.
 struct State {
     free: Vec<Slot>,
     /// Filled slots, the next one last.
@@ -236,7 +241,7 @@ struct State {
     /// The reader has ended: with an error, or in good order after the last batch.
     ended: bool,
     complete: bool,
-    /// The consumer has gone.
+    /// The consumer was dropped.
     stop: bool,
 }
 
@@ -246,7 +251,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// A panic elsewhere leaves the lists in order: every change is one move.
+    /// A panic in the other thread leaves the lists consistent: every change is a single move.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -304,12 +309,14 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts reading `sequences` from where they are. `first` is the number of the first batch, for the schedule: 0 at
-    /// the beginning of a run, and on resume the number of batches already taken; then the sequences are where the last
-    /// of them said. Of several ranks this one gets the batches of its turn, and a batch's position is that after its round.
+    /// Starts to read `sequences` from their current position. `first` is the number of the first batch, for the
+    /// schedule: 0 at the beginning of a run, and on resume the number of batches already taken, with the sequences at
+    /// the position that the last of them reported. With several ranks this rank gets the batches of `turn`, and a
+    /// batch's position is the position after its round.
     ///
     /// # Errors
-    /// A rank that is none; several ranks with blocks, or from the middle of a round; a thread that cannot be started.
+    /// A rank that does not exist; several ranks with blocks, or from the middle of a round; a thread that cannot be
+    /// started.
     pub fn start(
         sequences: Box<dyn Sequences>,
         schedule: Shapes,
@@ -338,11 +345,12 @@ impl Loader {
         Ok(Self { shared, thread })
     }
 
-    /// The next batch, after waiting for it if need be; `None` after the last whole round of a stream that ends (what
-    /// is left over is less than a batch for every rank and is not given).
+    /// The next batch, after waiting for it if needed; `None` after the last whole round of a finite stream (a
+    /// remainder smaller than a batch for every rank is dropped).
     ///
     /// Batches already made come before an error; the error itself comes once, and [`SourceError::ReaderLost`] after
-    /// it. Holding as many batches as there are slots and taking one more would wait for ever: give one back first.
+    /// it. A caller that owns as many batches as there are slots must drop one before it takes another, or it waits for
+    /// ever.
     pub fn take(&self) -> Result<Option<Batch<'_>>, SourceError> {
         let mut state = self.shared.lock();
         loop {
@@ -366,13 +374,13 @@ impl Drop for Loader {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic of the reader has been told as ReaderLost.
+            // A panic of the reader was already reported as ReaderLost.
             let _ = thread.join();
         }
     }
 }
 
-/// A batch on loan from its loader. Dropping it gives its slot back.
+/// A batch borrowed from its loader. Dropping it returns its slot.
 pub struct Batch<'a> {
     slot: Option<Slot>,
     shared: &'a Shared,
@@ -382,7 +390,7 @@ impl Batch<'_> {
     fn slot(&self) -> &Slot {
         match &self.slot {
             Some(slot) => slot,
-            // Only `drop` takes it out.
+            // Only `drop` takes the slot out.
             None => unreachable!("a batch on loan has its slot"),
         }
     }
@@ -392,7 +400,7 @@ impl Batch<'_> {
         self.slot().shape
     }
 
-    /// The batch's number among those of all ranks, as the schedule was asked for it.
+    /// The batch's number among those of all ranks, which the schedule received.
     pub fn number(&self) -> u64 {
         self.slot().number
     }
@@ -417,8 +425,8 @@ impl Batch<'_> {
         self.slot().targets_of_step
     }
 
-    /// Where the sequences must be for the next round to follow this batch's: the same for all ranks. Within a block it
-    /// is where the block begins.
+    /// The position of the sequences after this batch's round, where the next round continues: the same for all ranks.
+    /// Within a block it is the position where the block begins.
     pub fn position(&self) -> Position {
         self.slot().position
     }

@@ -17,7 +17,7 @@ fn sequences(documents: impl Documents + 'static) -> Box<dyn Sequences> {
 }
 
 fn shape(number: u64) -> Shape {
-    // Grows every third batch.
+    // The shape grows every third batch.
     Shape { rows: 1 + (number as usize / 3) % 3, length: 4 + number as usize / 3 }
 }
 
@@ -50,7 +50,7 @@ fn the_batches_are_those_of_the_stream_read_directly() {
             assert_eq!((x[i], y[i], o[i]), (token.id, following.id, token.offset));
             token = following;
         }
-        // The cursor stands before the last target: all inputs so far are behind it.
+        // The cursor is before the last target: it has passed all inputs so far.
         assert_eq!(position, positions[positions.len() - 1]);
         assert_eq!(position.tokens, positions.len() as u64);
     }
@@ -189,14 +189,14 @@ fn a_batch_that_no_slot_holds_is_refused() {
 
 #[test]
 fn dropping_ends_the_thread_whatever_it_waits_for() {
-    // Its slots full, with a batch out, and before the first batch is made.
+    // Once with all slots full and a batch in use, and once before the first batch is made.
     for wait in [0, 20] {
         let loader =
             Loader::start(sequences(Numbered::endless()), Box::new(shape), None, 0, Turn::ALONE, SLOTS).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(wait));
         let shared = Arc::clone(&loader.shared);
         drop(loader);
-        // The thread's share is gone: it has been joined.
+        // The thread has dropped its reference: it has been joined.
         assert_eq!(Arc::strong_count(&shared), 1);
     }
 }
@@ -210,7 +210,7 @@ fn rows() -> Shapes {
     Box::new(|_| Shape { rows: ROWS, length: LENGTH })
 }
 
-/// Blocks of four batches, of which the last one ends with batch `end`.
+/// Blocks of four batches; the last block ends with batch `end`.
 fn four(end: u64) -> Option<Blocks> {
     Some(Box::new(move |number| {
         let index = number % 4;
@@ -243,7 +243,8 @@ fn the_batches_of_a_block_are_its_columns_one_after_the_other() {
                 let column = index * LENGTH + i % LENGTH;
                 let at = begins + i / LENGTH * row + column;
                 assert_eq!((x[i], y[i]), (tokens[at].id, tokens[at + 1].id));
-                // A row sees back no farther than its block, and there to its document's start.
+                // A row has no context from before its block, and within the block none from before its document's
+                // start.
                 assert_eq!(offsets[i], tokens[at].offset.min(column as u32));
                 assert_eq!(offsets[i] == 0, column == 0 || tokens[at].offset == 0);
             }
@@ -292,7 +293,7 @@ fn a_loader_goes_on_in_the_middle_of_a_block() {
     let whole = take(&blocks(19), 19);
     for stop in 1..16 {
         let position = whole[stop - 1].5;
-        // Within a block it is where the block begins.
+        // Within a block the position is where the block begins.
         assert_eq!(position.tokens, (stop / 4 * 4 * ROWS * LENGTH) as u64);
         let mut resumed = sequences(Numbered::endless());
         resumed.seek(position).unwrap();
@@ -382,7 +383,7 @@ fn every_token_of_a_pass_is_a_target_once_whatever_its_id_and_its_document_s_len
         inputs.extend_from_slice(batch.tokens());
         targets.extend_from_slice(batch.targets());
     }
-    // A target is the very next input, neither the same nor the one after it.
+    // A target is the very next input: neither the same token nor the one after the next.
     assert!(targets[..targets.len() - 1] == inputs[1..]);
     let mut found: Vec<Vec<u32>> = inputs[..total].split_inclusive(|&id| id == 200_004).map(<[u32]>::to_vec).collect();
     expected.sort();

@@ -1,4 +1,4 @@
-//! The loaders of several ranks beside the loader of one.
+//! Compares the loaders of several ranks with the loader of a single rank.
 
 use super::super::fixtures::{Numbered, consecutive, course, feed, permuted, pool, shards};
 use super::super::sequences::consecutive::Consecutive;
@@ -13,12 +13,13 @@ fn seen(batch: &Batch<'_>) -> Seen {
     (batch.number(), batch.shape(), contents, batch.position())
 }
 
-/// All batches that a loader still gives, at most so many.
+/// The remaining batches of a loader, at most `most` of them.
 fn take(loader: &Loader, most: usize) -> Vec<Seen> {
     std::iter::from_fn(|| loader.take().unwrap().map(|batch| seen(&batch))).take(most).collect()
 }
 
-/// Two batches of 4 · 5 tokens, two of 2 · 9, …: other shapes within a round of three, and no whole grains.
+/// Two batches of 4 · 5 tokens, two of 2 · 9, …: the shapes differ within a round of three, and the sizes are no whole
+/// grains.
 fn shape(number: u64) -> Shape {
     let (rows, length) = [(4, 5), (2, 9), (1, 7), (3, 11)][number as usize / 2 % 4];
     Shape { rows, length }
@@ -26,13 +27,13 @@ fn shape(number: u64) -> Shape {
 
 const SLOTS: Slots = Slots { count: 3, capacity: 64, block: 0 };
 const BYTES: u64 = 700;
-/// Batches of whole rounds, whether of one, two, three, four or six ranks.
+/// A number of batches that makes whole rounds for one, two, three, four and six ranks.
 const BATCHES: usize = 60;
 
 /// Opens a run's sequences.
 type Open<'a> = dyn Fn() -> Box<dyn Sequences> + 'a;
 
-/// Does something to each order.
+/// Runs a check on each order of sequences.
 fn each_order(mut check: impl FnMut(&str, &Open<'_>)) {
     let (_dir, shards) = shards(40);
     let (stretches, _) = course(&[(6, 1, 5), (1, 1, 16)]);
@@ -41,7 +42,7 @@ fn each_order(mut check: impl FnMut(&str, &Open<'_>)) {
     check("consecutive", &|| Box::new(consecutive(40)));
 }
 
-/// The batches of `ranks` loaders, taken in turn, from batch `first` at `position`; each rank's at most `most`.
+/// The batches of `ranks` loaders, merged in turn, from batch `first` at `position`; at most `most` of each rank.
 fn together(open: &Open<'_>, ranks: u32, first: u64, position: Option<Position>, most: usize) -> Vec<Seen> {
     let mut of_ranks = Vec::new();
     for rank in 0..ranks {
@@ -57,7 +58,7 @@ fn together(open: &Open<'_>, ranks: u32, first: u64, position: Option<Position>,
     (0..rounds).flat_map(|round| of_ranks.iter().map(move |batches| batches[round].clone())).collect()
 }
 
-/// Checks batches of `ranks` ranks against those of one loader that go on from the same place.
+/// Checks the merged batches of `ranks` ranks against those of a single loader that starts at the same position.
 fn assert_same(found: &[Seen], alone: &[Seen], ranks: usize, what: &str) {
     assert_eq!(found.len(), alone.len() / ranks * ranks, "{what}");
     for (round, one) in found.chunks(ranks).zip(alone.chunks(ranks)) {
@@ -65,7 +66,7 @@ fn assert_same(found: &[Seen], alone: &[Seen], ranks: usize, what: &str) {
             assert_eq!(batch.0, one.0, "{what}");
             assert!((&batch.1, &batch.2) == (&one.1, &one.2), "{what}: batch {} is another", one.0);
         }
-        // The position of every rank is the one behind the last batch of the round.
+        // Every rank reports the position after the last batch of the round.
         assert!(round.iter().all(|batch| batch.3 == one[ranks - 1].3), "{what}: positions after batch {}", one[0].0);
     }
 }
@@ -75,7 +76,7 @@ fn the_batches_of_several_ranks_taken_in_turn_are_those_of_one() {
     each_order(|name, open| {
         let alone = together(open, 1, 0, None, BATCHES);
         assert!(alone[BATCHES - 1].3.epoch >= 1, "{name}: an epoch is not through");
-        // A loader of one rank gives what the sequences give.
+        // A loader of one rank returns the batches of the sequences.
         let mut direct = open();
         for (number, batch) in alone.iter().enumerate() {
             let Shape { rows, length } = shape(number as u64);
@@ -116,7 +117,7 @@ fn all_ranks_end_with_the_last_whole_round() {
         stream.limit_epochs(1);
         stream
     };
-    // Ends of every kind: after the last batch of a round, and after each that is not the last.
+    // The data ends at every point of a round: after its last batch, and after each batch before the last.
     let mut left = [[0; 3]; 2];
     for documents in 12..40 {
         let orders: [&Open<'_>; 2] = [&|| Box::new(Consecutive::new(stream(documents))), &|| {
@@ -157,7 +158,7 @@ fn a_turn_that_is_none_is_refused() {
 
 #[test]
 fn a_batch_that_no_slot_holds_is_refused_by_every_rank() {
-    // The third rank's of the second round.
+    // The third rank's batch of the second round.
     let schedule = |number| Shape { rows: if number == 5 { 65 } else { 1 }, length: 1 };
     for rank in 0..3 {
         let turn = Turn { rank, ranks: 3 };

@@ -1,4 +1,4 @@
-//! Interpolated Kneser-Ney n-gram models: what a model without attention reaches, to hold others against.
+//! Interpolated Kneser-Ney n-gram models: a baseline without attention for other models.
 //!
 //! The modified form, with three discounts an order estimated from counts of counts: Chen and Goodman, "An empirical
 //! study of smoothing techniques for language modeling", Computer Speech and Language 13 (1999), equations 26 and 27;
@@ -7,12 +7,12 @@
 //!
 //! p(w | h) = max(c(hw) − D(c(hw)), 0) / Σ c(h·)  +  (D₁N₁(h·) + D₂N₂(h·) + D₃N₃₊(h·)) / Σ c(h·) · p(w | h'),
 //!
-//! where c counts occurrences at the model's own order and distinct predecessors below it, and what ends the recursion
-//! is the uniform distribution: every token of the vocabulary has a positive probability. An unseen history leaves
-//! the word to the shorter one. Order 1 is thus the discounted relative frequency.
+//! where c counts occurrences at the model's own order and distinct predecessors below it, and the uniform distribution
+//! ends the recursion: every token of the vocabulary has a positive probability. For an unseen history p(w | h) = p(w |
+//! h'). Order 1 is thus the discounted relative frequency.
 //!
 //! Histories do not cross documents; each document is preceded by one mark that is never predicted. N-grams that begin
-//! with it have no predecessors, so their occurrences are counted at every order.
+//! with the mark have no predecessors, so their occurrences are counted at every order.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -20,7 +20,7 @@ use serde::Serialize;
 
 /// The longest n-grams that a model can count.
 pub const MAX_ORDER: usize = 4;
-/// The most bytes that an n-gram takes, tables on their way to twice the size included.
+/// The most bytes that an n-gram takes, including tables that are being doubled.
 pub const NGRAM_BYTES: u64 = 96;
 
 /// Why tokens cannot be counted or scored.
@@ -29,7 +29,7 @@ pub enum NgramError {
     /// An order of 0 or above [`MAX_ORDER`].
     #[error("n-grams of order {asked} were asked for, and orders 1 to {MAX_ORDER} are there: choose one of those")]
     Order {
-        /// What was asked for.
+        /// The requested order.
         asked: usize,
     },
     /// A token outside the vocabulary.
@@ -39,7 +39,7 @@ pub enum NgramError {
     Token {
         /// The token.
         token: u32,
-        /// Tokens are below this.
+        /// The size of the vocabulary; tokens are below it.
         vocab_size: u32,
     },
 }
@@ -47,7 +47,7 @@ pub enum NgramError {
 /// Finds an n-gram from its history's index (upper half) and last token (lower half).
 type Index = std::collections::HashMap<u64, u32, BuildHasherDefault<KeyHasher>>;
 
-/// One multiplication and a fold, after Fibonacci hashing: keys are pairs of small numbers, and none is hostile.
+/// One multiplication and a fold, after Fibonacci hashing: keys are pairs of small numbers, and no input is hostile.
 #[derive(Default)]
 struct KeyHasher(u64);
 
@@ -71,9 +71,9 @@ impl Hasher for KeyHasher {
 /// How an n-gram is counted.
 #[derive(Clone, Copy)]
 enum Counting {
-    /// By occurrences: at the model's own order.
+    /// By occurrences, for n-grams of the model's own order.
     Occurrences,
-    /// By distinct predecessors: below it.
+    /// By distinct predecessors, for shorter n-grams.
     Predecessors,
 }
 
@@ -93,7 +93,7 @@ impl Counts {
     }
 }
 
-/// What follows a history: the sum of the counts, and how many tokens have a count of 1, of 2 and above.
+/// The tokens that follow a history: the sum of their counts, and how many of them have a count of 1, of 2 and above.
 #[derive(Debug, Clone, Copy, Default)]
 struct Followers {
     total: u32,
@@ -114,9 +114,9 @@ impl Followers {
 struct Level {
     index: Index,
     counts: Vec<Counts>,
-    /// What follows each, as history of n-grams of length n + 1; by occurrences and by predecessors.
+    /// The followers of each n-gram, as the history of n-grams of length n + 1: by occurrences and by predecessors.
     followers: Vec<[Followers; 2]>,
-    /// D₁, D₂ and D₃₊ of this length; by occurrences and by predecessors.
+    /// D₁, D₂ and D₃₊ of this length: by occurrences and by predecessors.
     discounts: [[f64; 3]; 2],
 }
 
@@ -140,23 +140,23 @@ fn key(history: u32, token: u32) -> u64 {
     u64::from(history) << 32 | u64::from(token)
 }
 
-/// Counts of all n-grams up to an order, which give the models of that order and of all below it.
+/// Counts of all n-grams up to an order, from which the models of that order and of all lower orders are computed.
 pub struct Ngram {
     vocab_size: u32,
     max_tokens: usize,
     tokens: usize,
     most_ngrams: u64,
-    /// Different n-grams so far, of all lengths; the mark is one.
+    /// Number of different n-grams so far, of all lengths, including the mark.
     ngrams: u64,
     /// Level 0 is the empty history.
     levels: Vec<Level>,
 }
 
-/// The mark before a document; also keeps the last number of [`Level`] free.
+/// The mark before a document; it also reserves the largest number of a [`Level`].
 const START: u32 = u32::MAX;
 
 impl Ngram {
-    /// No counts yet, for tokens below `vocab_size`, and n-grams of up to `order` tokens.
+    /// A model without counts, for tokens below `vocab_size` and n-grams of up to `order` tokens.
     ///
     /// At most `max_tokens` tokens are counted (and never more than 2^31), which bounds the memory: each adds at most
     /// one n-gram of each length, and an n-gram takes at most [`NGRAM_BYTES`].
@@ -177,13 +177,13 @@ impl Ngram {
             ngrams: 1,
             levels,
         };
-        // The mark is a history and no word: it has a number and no counts.
+        // The mark is a history but no word: it has a number and no counts.
         model.levels[1].insert(0, START);
         model.finish();
         Ok(model)
     }
 
-    /// The longest n-grams counted.
+    /// The length of the longest n-grams counted.
     pub fn order(&self) -> usize {
         self.levels.len() - 1
     }
@@ -193,14 +193,14 @@ impl Ngram {
         self.tokens
     }
 
-    /// The same, counting no further than `bytes` of memory hold.
+    /// The model with a limit on its memory: it stops to count when its n-grams take `bytes`.
     pub fn within(self, bytes: u64) -> Self {
         Self { most_ngrams: bytes / NGRAM_BYTES, ..self }
     }
 
-    /// Counts one document: its tokens, the one that ends it included, the one that begins it left out. What goes
-    /// beyond `max_tokens` or the memory is left out; returns how many tokens were counted. To be followed by [`Self::finish`]
-    /// before anything is scored.
+    /// Counts one document: its tokens with the end mark and without the beginning mark. Tokens beyond `max_tokens` or
+    /// beyond the memory are left out; returns how many tokens were counted. [`Self::finish`] must be called before
+    /// anything is scored.
     ///
     /// # Errors
     /// [`NgramError::Token`] at a token outside the vocabulary; nothing of the document is counted.
@@ -214,7 +214,7 @@ impl Ngram {
                 break;
             }
             let mut next: [Option<u32>; MAX_ORDER] = [None; MAX_ORDER];
-            // Shortest first, so that the n-gram without its first token is there when it gains a predecessor.
+            // Shortest first: when an n-gram gains a predecessor, the n-gram without its first token already exists.
             for n in 1..=self.order() {
                 let Some(history) = histories.0[n - 1] else { break };
                 let (number, new) = self.levels[n].insert(history, token);
@@ -241,12 +241,12 @@ impl Ngram {
         Ok(taken)
     }
 
-    /// Sums the counts up and estimates the discounts. More may be counted afterwards, and this called again.
+    /// Sums the counts and estimates the discounts. More documents may be counted afterwards, followed by another call.
     pub fn finish(&mut self) {
         for n in 1..self.levels.len() {
             let (shorter, level) = self.levels.split_at_mut(n);
             let (histories, level) = (&mut shorter[n - 1], &mut level[0]);
-            // Not resized: the old list goes first, and the new one is as long as it must be.
+            // Not resized: the old list is freed first, and the new one is no longer than needed.
             histories.followers = Vec::new();
             histories.followers = vec![Default::default(); histories.counts.len()];
             let mut counts_of_counts = [[0u64; 4]; 2];
@@ -333,21 +333,21 @@ impl Ngram {
     }
 }
 
-/// The numbers of the histories of 0, 1, 2, ... tokens that lie behind a position; none where one never occurred.
+/// The numbers of the histories of 0, 1, 2, ... tokens before a position; `None` for a history that never occurred.
 struct History([Option<u32>; MAX_ORDER]);
 
 impl History {
-    /// Somewhere in a document, nothing known of what came before.
+    /// The history at an arbitrary token of a document, with nothing known of the tokens before.
     fn empty() -> Self {
         Self([Some(0), None, None, None])
     }
 
-    /// At the start of a document.
+    /// The history at the start of a document.
     fn new(model: &Ngram) -> Self {
         Self([Some(0), model.levels[1].find(0, START), None, None])
     }
 
-    /// One token further.
+    /// Moves one token further.
     fn push(&mut self, model: &Ngram, token: u32) {
         for n in (1..MAX_ORDER).rev() {
             self.0[n] = match (self.0[n - 1], model.levels.get(n)) {
@@ -376,21 +376,21 @@ fn discounts(n: [u64; 4]) -> [f64; 3] {
 /// The mean losses of n-gram models on held-out documents, in nats a token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Baselines {
-    /// By a token's frequency alone.
+    /// Loss of a model that knows token frequencies only.
     pub unigram: f64,
-    /// From one token before it.
+    /// Loss of a model that sees one token before.
     pub bigram: f64,
-    /// From two tokens before it.
+    /// Loss of a model that sees two tokens before.
     pub trigram: f64,
-    /// From three tokens before it.
+    /// Loss of a model that sees three tokens before.
     pub fourgram: f64,
-    /// Training tokens that were counted.
+    /// Number of training tokens that were counted.
     pub tokens: usize,
 }
 
 impl Baselines {
-    /// Counts as much of `training` as `bytes` of memory hold the n-grams of, and scores `validation`. Documents are as
-    /// [`Ngram::count`] has them. On no tokens all losses are NaN.
+    /// Counts `training` as far as its n-grams fit in `bytes` of memory, and scores `validation`. The documents have
+    /// the form that [`Ngram::count`] expects. With no tokens all losses are NaN.
     ///
     /// # Errors
     /// [`NgramError::Token`] at a token that is not below `vocab_size`.

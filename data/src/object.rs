@@ -1,7 +1,7 @@
-//! The text of one JSON value: a string, or one field of an object.
+//! Extracts the text of one JSON value: a string, or one field of an object.
 //!
-//! What Python writes and JSON has not, `NaN` and `Infinity`, is passed over in other fields. A surrogate without its
-//! partner becomes U+FFFD.
+//! `NaN` and `Infinity`, which Python writes although JSON lacks them, are accepted in other fields. A surrogate
+//! without its partner becomes U+FFFD.
 
 use std::fmt;
 
@@ -12,16 +12,16 @@ use super::flaws::Flaws;
 /// Why a value has no text.
 #[derive(Debug)]
 pub(super) enum NoText {
-    /// It is not JSON, or neither an object nor a string.
+    /// The value is not JSON, or neither an object nor a string.
     Json(String),
-    /// An object without the field: the names of those that it has.
+    /// The object lacks the field; stores the names of its fields.
     NoField(String),
-    /// The field is something else.
+    /// The field is not a string.
     NotAString,
 }
 
-/// Appends the text of the value `json` to `text`, that of field `field` where it is an object; nothing where that is
-/// null. Numbers that JSON has not are written over.
+/// Appends the text of the value `json` to `text`: the string, or the string in field `field` of an object; appends
+/// nothing if that is null. Numbers that JSON lacks are overwritten in `json`.
 pub(super) fn text_of(json: &mut [u8], field: &str, text: &mut String, flaws: &mut Flaws) -> Result<(), NoText> {
     match parsed(json, field, text, false) {
         Err(NoText::Json(reason)) => {
@@ -52,7 +52,7 @@ fn parsed(json: &[u8], field: &str, text: &mut String, mend: bool) -> Result<Rea
     match (parsed.and_then(|()| reader.end()), &read.found) {
         (Err(e), Found::Other) if e.is_data() => Err(NoText::NotAString),
         (Err(e), _) => {
-            // The position inside a line is of use, "at line 1" is not.
+            // The column is useful for a single line, "at line 1" is not.
             let reason = e.to_string().replace(" at line 1 column 0", "").replace(" at line 1 column ", ", column ");
             Err(NoText::Json(reason))
         }
@@ -61,7 +61,7 @@ fn parsed(json: &[u8], field: &str, text: &mut String, mend: bool) -> Result<Rea
     }
 }
 
-/// Writes numbers of JSON over `NaN` and `Infinity` outside strings, and says whether there were any.
+/// Overwrites `NaN` and `Infinity` outside strings with JSON numbers; returns whether there were any.
 fn patch_numbers(json: &mut [u8]) -> bool {
     let (mut at, mut string, mut any) = (0, false, false);
     while at < json.len() {
@@ -87,7 +87,7 @@ fn patch_numbers(json: &mut [u8]) -> bool {
     any
 }
 
-/// Whether an escape names a half of a pair, with its partner or without.
+/// Whether an escape names half of a surrogate pair, with its partner or without.
 fn has_surrogate(json: &[u8]) -> bool {
     json.windows(4).any(|four| matches!(four, [b'\\', b'u', b'd' | b'D', b'8' | b'9' | b'a'..=b'f' | b'A'..=b'F']))
 }
@@ -100,15 +100,15 @@ enum Found {
     Text,
 }
 
-/// What was read of a value.
+/// The result of reading a value.
 struct Read {
     found: Found,
     surrogates: u64,
-    /// Whether surrogates are taken.
+    /// Whether surrogates without a partner are accepted.
     mend: bool,
 }
 
-/// Reads one field of an object straight into the document's text, and nothing else of the object into memory.
+/// Reads one field of an object directly into the document's text; no other field is stored in memory.
 struct Object<'a> {
     field: &'a str,
     text: &'a mut String,
@@ -130,7 +130,7 @@ impl<'de> Visitor<'de> for Object<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(wanted) = map.next_key_seed(Key { field: self.field, mend: self.read.mend })? {
             if wanted {
-                // A field written twice counts as its last value, as JSON readers commonly have it.
+                // If a field occurs twice, its last value counts, as in most JSON readers.
                 self.text.clear();
                 self.read.found = Found::Other;
                 map.next_value_seed(Value { text: self.text, read: self.read })?;
@@ -167,7 +167,7 @@ impl Visitor<'_> for Key<'_> {
     }
 }
 
-/// A string, or null.
+/// A value that is a string or null.
 struct Value<'a> {
     text: &'a mut String,
     read: &'a mut Read,
@@ -203,7 +203,7 @@ impl<'de> Visitor<'de> for Value<'_> {
             let valid = std::str::from_utf8(bytes).map_or_else(|e| e.valid_up_to(), str::len);
             let (text, rest) = bytes.split_at(valid);
             push(self.text, std::str::from_utf8(text).unwrap_or_default())?;
-            // A half of a pair has three bytes.
+            // Half of a pair takes three bytes.
             bytes = rest.get(3..).unwrap_or_default();
             if !rest.is_empty() {
                 self.text.push(char::REPLACEMENT_CHARACTER);
@@ -223,7 +223,7 @@ fn push<E: serde::de::Error>(to: &mut String, text: &str) -> Result<(), E> {
     Ok(())
 }
 
-/// The names of an object's fields, for a message.
+/// The names of an object's fields, for an error message.
 fn field_names(json: &[u8]) -> String {
     struct Names(Vec<String>);
     impl<'de> Visitor<'de> for &mut Names {
@@ -242,7 +242,7 @@ fn field_names(json: &[u8]) -> String {
         }
     }
     let mut names = Names(Vec::new());
-    // Stops early when there are many, and then with an error that means nothing.
+    // Stops early when there are many names; the error of stopping means nothing.
     let _ = serde_json::Deserializer::from_slice(json).deserialize_map(&mut names);
     match names.0.is_empty() {
         true => "none".to_owned(),
@@ -279,7 +279,7 @@ mod tests {
             (r#"{"text": "a\ud800b"}"#, "a\u{FFFD}b", 1),
             (r#"{"text": "\uDBFF\ud83d\ude00\ude00"}"#, "\u{FFFD}😀\u{FFFD}", 2),
             (r#"{"text": "\ud800\ud800\n\ud800\u0041ä"}"#, "\u{FFFD}\u{FFFD}\n\u{FFFD}Aä", 3),
-            // Elsewhere they are nothing to us.
+            // Surrogates in other fields are ignored.
             (r#"{"\ud800": "\ud800", "text": "whole"}"#, "whole", 0),
             (r#"{"text": "\\ud800"}"#, "\\ud800", 0),
         ] {

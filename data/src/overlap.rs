@@ -1,7 +1,7 @@
-//! How much of what is scored the training side has too, word for word.
+//! Measures how much of the scored text occurs word for word in the training side.
 //!
-//! Documents are told apart by their whole content, so parts of them may be on both sides: licences, headers, quotations.
-//! A model that has learned those by heart scores better on them than on new text.
+//! A split assigns whole documents, so parts of documents may be on both sides: licences, headers, quotations. A model
+//! that has memorised such parts scores better on them than on new text.
 
 use std::ops::Range;
 
@@ -13,30 +13,30 @@ use super::validation::ValidationSet;
 
 /// Tokens in a row that count as the same text.
 pub const GRAM: usize = 64;
-/// At most so many tokens of a set are looked for.
+/// Most tokens of a set that are searched for.
 const SCORED: usize = 1 << 20;
-/// At most so many training tokens of a source are looked through.
+/// Most training tokens of a source that are searched.
 const LOOKED_THROUGH: u64 = 1 << 30;
-/// Training tokens that are read together.
+/// Training tokens that are read at once.
 const PIECE: usize = 64 << 10;
-/// A gram's hash is the number that its ids are the digits of in this base, modulo 2^64.
+/// The hash of a gram is the number whose digits in this base are its ids, modulo 2^64.
 const BASE: u64 = 0x9E37_79B9_7F4A_7C15;
-/// What a digit counts once it has left the gram.
+/// The weight of a digit that leaves the gram.
 const LEFT: u64 = BASE.wrapping_pow(GRAM as u32);
-/// Spreads a hash over its upper bits, of which the filter's place is made.
+/// Spreads a hash over its upper bits, which select the word and bit of the filter.
 const SPREAD: u64 = 0xD6E8_FEB8_6659_FD93;
 
-/// What of a set the training side has too.
+/// The part of a set that also occurs in the training side.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Overlap {
-    /// The share of the scored tokens that lie in [`GRAM`] tokens in a row which the training side has.
+    /// The share of the scored tokens that lie in [`GRAM`] consecutive tokens which also occur in the training side.
     pub share: f64,
-    /// Whether all training tokens were looked through, and not only the first 2^30.
+    /// Whether all training tokens were searched, and not only the first 2^30.
     pub whole: bool,
 }
 
 impl Overlap {
-    /// For people, behind what else is said of the set.
+    /// The overlap as a phrase for people, appended to the description of the set.
     pub fn describe(self) -> String {
         let part = if self.whole { "" } else { ", as far as its first 2^30 tokens show" };
         let share = 100.0 * self.share;
@@ -44,13 +44,13 @@ impl Overlap {
     }
 }
 
-/// Bytes that looking for a set of `max_tokens` takes.
+/// Bytes of memory for searching the tokens of a set of `max_tokens`.
 pub fn storage(max_tokens: usize) -> u64 {
     let tokens = max_tokens.min(SCORED);
     (tokens * (size_of::<(u64, u32)>() + 1) + (8 << filter_bits(tokens)) + (PIECE + GRAM) * 8) as u64
 }
 
-/// The logarithm of the words of a filter for so many grams: 16 bits a gram or more.
+/// The base-2 logarithm of the number of words of a filter for `grams` grams: 16 bits a gram or more.
 fn filter_bits(grams: usize) -> u32 {
     (grams / 4).next_power_of_two().ilog2().max(1)
 }
@@ -66,15 +66,15 @@ fn each_gram(text: &[u32], mut visit: impl FnMut(usize, u64)) {
     }
 }
 
-/// The grams of a set, to be found again.
+/// The grams of a set, indexed for search.
 struct Grams<'a> {
     tokens: &'a [u32],
-    /// Hashes and begins, by hash.
+    /// Hashes and beginnings of the grams, sorted by hash.
     grams: Vec<(u64, u32)>,
-    /// Some bit is set for each hash: most others are told apart by it at once.
+    /// A Bloom filter with one bit for each hash: it rejects most other hashes at once.
     filter: Vec<u64>,
     filter_bits: u32,
-    /// Which tokens lie in a gram that was found.
+    /// Whether each token lies in a gram that was found.
     found: Vec<bool>,
 }
 
@@ -103,7 +103,7 @@ impl<'a> Grams<'a> {
         ((spread >> (64 - self.filter_bits)) as usize, 1 << (spread >> (58 - self.filter_bits) & 63))
     }
 
-    /// Marks what lies in a gram of `text` too.
+    /// Marks the tokens of the set that lie in a gram which `text` contains too.
     fn look_through(&mut self, text: &[u32]) {
         each_gram(text, |begin, hash| {
             let (word, bit) = self.place(hash);
@@ -125,8 +125,8 @@ impl<'a> Grams<'a> {
     }
 }
 
-/// Looks for what is scored of `set` in what the run trains on, of one source or several; nothing where no document of the
-/// set is as long as what is looked for, so that nothing could be found.
+/// Searches the scored tokens of `set` in the training side of the run, which has one or several sources; `None` where
+/// no document of the set is as long as a gram, so that nothing could be found.
 ///
 /// # Errors
 /// Training tokens that cannot be read.
@@ -136,8 +136,8 @@ pub fn look_for(set: &ValidationSet, training: &mut [TrainingTokens]) -> Result<
     Ok(Some(Overlap { share: found as f64 / all.max(1) as f64, whole }))
 }
 
-/// The share of each document of `set` that the training side has; a short one has none, and neither has one behind the
-/// first 2^20 tokens of the set, which are all that is looked for.
+/// The share of each document of `set` that occurs in the training side. The share is 0 for a document shorter than a
+/// gram, and for one after the first 2^20 tokens of the set, since only these are searched for.
 ///
 /// # Errors
 /// As [`look_for`].
@@ -151,14 +151,14 @@ fn sum(a: (u64, u64), b: (u64, u64)) -> (u64, u64) {
     (a.0 + b.0, a.1 + b.1)
 }
 
-/// How many of a document's scored tokens were found, and how many there are among those that were looked for. Its first
-/// token is not scored, nor is context.
+/// How many of a document's scored tokens were found, and how many scored tokens of it were searched for. The first
+/// token and context tokens are not scored.
 fn shared(set: &ValidationSet, grams: &Grams<'_>, document: Range<usize>) -> (u64, u64) {
     let scored = document.skip(1).filter(|at| set.tokens()[*at] & CONTEXT == 0);
     scored.filter_map(|at| grams.found.get(at)).map(|yes| (u64::from(*yes), 1)).fold((0, 0), sum)
 }
 
-/// What of the set was found, and whether all of the training side was looked through.
+/// The grams of the set, marked where found, and whether the whole training side was searched.
 fn found<'a>(
     set: &'a ValidationSet,
     training: &mut [TrainingTokens],
@@ -173,7 +173,7 @@ fn found<'a>(
         let (end, mut at) = (source.tokens().min(LOOKED_THROUGH), 0);
         buffer.clear();
         while at < end {
-            // Grams that begin in one piece and end in the next are looked at with the next.
+            // Grams that begin in one piece and end in the next are compared together with the next piece.
             let kept = buffer.len().min(GRAM - 1);
             buffer.drain(..buffer.len() - kept);
             buffer.resize(kept + (end - at).min(PIECE as u64) as usize, 0);

@@ -26,7 +26,7 @@ fn a_rolled_hash_is_that_of_the_gram_alone() {
     each_gram(&text[..GRAM - 1], |_, _| panic!("shorter than a gram"));
 }
 
-/// The marked tokens by comparing all pairs of windows.
+/// The marked tokens, computed by comparing all pairs of windows.
 fn by_hand(set: &ValidationSet, training: &[u32]) -> Vec<bool> {
     let windows: HashSet<&[u32]> = training.windows(GRAM).collect();
     let mut found = vec![false; set.tokens().len()];
@@ -46,14 +46,15 @@ fn parts_of_long_documents_are_found_where_they_are() {
     let set = ValidationSet::first(feed(Texts::new((0..8).map(long).collect())), 5000).unwrap();
     let mut training = text(3, 9000, 26);
     let tokens = set.tokens().to_vec();
-    // 63 tokens are no gram, 64 are one, 200 are many; twice the same; the end of a document with its mark.
+    // 63 tokens are no gram, 64 are one gram, 200 are many; the same passage twice; the end of a document with its
+    // mark.
     for (at, from, len) in [(10, 5, 63), (500, 1000, 64), (1500, 2000, 200), (4000, 2000, 200), (7000, 702 - 70, 70)] {
         training.splice(at..at, tokens[from..from + len].iter().copied());
     }
     let expected = by_hand(&set, &training);
     assert_eq!(expected.iter().filter(|found| **found).count(), 64 + 200 + 70);
     let mut grams = Grams::new(&set);
-    // In pieces, as they are read.
+    // In pieces, as the tokens are read.
     let (mut at, mut kept) = (0, 0);
     while at < training.len() {
         let end = training.len().min(at + 333);

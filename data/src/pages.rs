@@ -1,7 +1,7 @@
-//! The pages of a column of a parquet file, none larger than is stated here.
+//! Reads the pages of a column of a parquet file and refuses pages above a size limit.
 //!
-//! A page's header says how long the page is, compressed and not, and how many values it has; the library allocates what
-//! they say. So they are looked at first, whoever wrote them.
+//! A page's header declares the page's size, compressed and uncompressed, and its number of values; the library
+//! allocates as much as the header declares. So the headers are checked first, whoever wrote the file.
 
 use capful_base::human_bytes;
 use std::fs::File;
@@ -19,17 +19,17 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::unpack::Codec;
 
-/// Bytes that a page may have, compressed and not. Writers make pages of about 1 MiB, larger ones only of long documents.
-/// A reader holds a page, its compressed form and a dictionary page.
+/// Most bytes of a page, compressed and uncompressed. Writers make pages of about 1 MiB, and larger ones only for long
+/// documents. A reader has a page, its compressed form and a dictionary page in memory.
 pub const LARGEST_PAGE: u64 = 256 << 20;
-/// Values that a dictionary, or a page of differences, may have: the library has tables of 32 bytes each of them.
+/// Most values of a dictionary, or of a page of differences: the library's tables have 32 bytes for each value.
 pub const MOST_VALUES: u64 = LARGEST_PAGE / 64;
 
 fn error(reason: String) -> ParquetError {
     ParquetError::General(reason)
 }
 
-/// Refuses a page that says it has `bytes`.
+/// Refuses a page that declares `bytes`, if that is too many.
 fn require_size(bytes: u64) -> Result<()> {
     if bytes <= LARGEST_PAGE {
         return Ok(());
@@ -43,7 +43,8 @@ fn require_values(values: u64, most: u64) -> Result<()> {
     if values <= most { Ok(()) } else { Err(error(format!("a page of {values} values that can have {most}"))) }
 }
 
-/// A file that gives no more at once than a page may have, and the size, unpacked, that the header read last says.
+/// A file that returns at most the bytes of one page at a time; it stores the uncompressed size in the header read
+/// last.
 struct Chunks {
     file: File,
     claimed: Arc<AtomicU64>,
@@ -58,7 +59,7 @@ impl Length for Chunks {
 impl ChunkReader for Chunks {
     type T = Header;
 
-    /// The library reads nothing in this way but the headers of pages.
+    /// The library reads only the headers of pages this way.
     fn get_read(&self, start: u64) -> Result<Header> {
         let mut file = self.file.try_clone()?;
         file.seek(SeekFrom::Start(start))?;
@@ -71,10 +72,10 @@ impl ChunkReader for Chunks {
     }
 }
 
-/// A page's header, looked at before anyone else reads it.
+/// A page's header, checked before the library reads it.
 struct Header {
     input: BufReader<File>,
-    /// Where the size goes, until it is known.
+    /// Where the declared size is stored; `None` once it is known.
     claimed: Option<Arc<AtomicU64>>,
 }
 
@@ -93,7 +94,7 @@ impl Read for Header {
     }
 }
 
-/// What an error of the library says.
+/// The message of an error of the library.
 pub(super) fn reason(error: ParquetError) -> String {
     match error {
         ParquetError::General(reason) | ParquetError::EOF(reason) | ParquetError::NYI(reason) => reason,
@@ -102,7 +103,7 @@ pub(super) fn reason(error: ParquetError) -> String {
     }
 }
 
-/// Numbers of 7 bits a byte, the lowest first.
+/// Reads numbers of 7 bits a byte, lowest bits first.
 struct Varints<'a>(&'a [u8]);
 
 impl Varints<'_> {
@@ -124,7 +125,7 @@ impl Varints<'_> {
         None
     }
 
-    /// With the sign in the lowest bit; a negative number is larger than any size.
+    /// A number with its sign in the lowest bit; a negative number counts as larger than any size.
     fn size(&mut self) -> Option<u64> {
         self.next().map(|n| if n & 1 == 0 { n >> 1 } else { u64::MAX })
     }
@@ -133,7 +134,7 @@ impl Varints<'_> {
 /// The sizes in a page's header, uncompressed and compressed. A header is a struct of Thrift's compact protocol whose
 /// first three fields are 32-bit numbers: the page's type and the sizes.
 fn sizes(header: &[u8]) -> Option<[u64; 2]> {
-    /// A field of a number behind the one before it.
+    /// The header byte of a number field whose id is one above the id of the previous field.
     const NEXT_NUMBER: u8 = 0x15;
     let mut header = Varints(header);
     let mut numbers = [0; 3];
@@ -149,9 +150,11 @@ fn sizes(header: &[u8]) -> Option<[u64; 2]> {
 /// Reads the pages of a column of one row group.
 pub(super) struct Pages {
     reader: SerializedPageReader<Chunks>,
-    /// How many kinds of levels come before the values of an older page: where lists begin, and where there is no value.
+    /// Number of the kinds of levels stored before the values of a page of version 1: repetition levels (where lists
+    /// begin) and definition levels (where a value is missing).
     levels: usize,
-    /// How the pages are compressed where the library is told that they are not, and the size of the last one, unpacked.
+    /// The compression of the pages, where the library receives them as uncompressed pages, and the declared
+    /// uncompressed size of the last page.
     codec: Option<Codec>,
     claimed: Arc<AtomicU64>,
 }
@@ -190,7 +193,7 @@ impl PageReader for Pages {
     }
 
     fn supports_deferred_dictionary(&self) -> bool {
-        // Its size would be that of another page.
+        // The declared size would be that of another page.
         self.codec.is_none() && self.reader.supports_deferred_dictionary()
     }
 
@@ -213,7 +216,7 @@ impl Iterator for Pages {
 }
 
 impl Pages {
-    /// A page that the library left compressed.
+    /// Decompresses a page that the library left compressed.
     fn unpacked(&self, mut page: Page) -> Result<Page> {
         let Some(codec) = self.codec else { return Ok(page) };
         let size = self.claimed.load(Ordering::Relaxed);
@@ -228,11 +231,12 @@ impl Pages {
         Ok(page)
     }
 
-    /// Refuses a page that says it has more values than it can have, where tables are made of their number.
+    /// Refuses a page that declares more values than its bytes can hold, where the library allocates tables by that
+    /// number.
     fn counted(&self, page: Option<Page>) -> Result<Option<Page>> {
         match &page {
             Some(Page::DictionaryPage { buf, num_values, .. }) => {
-                // Each text has its length of four bytes before it.
+                // Each text follows its four-byte length.
                 require_values((*num_values).into(), buf.len() as u64 / 4)?;
             }
             Some(page) => self.require_differences(page)?,
@@ -241,7 +245,7 @@ impl Pages {
         Ok(page)
     }
 
-    /// Streams of differences say themselves how many values they have.
+    /// Streams of differences contain their own number of values.
     fn require_differences(&self, page: &Page) -> Result<()> {
         let streams = match page.encoding() {
             Encoding::DELTA_LENGTH_BYTE_ARRAY => 1,
@@ -260,13 +264,13 @@ impl Pages {
         Ok(())
     }
 
-    /// The values of a page: what comes behind the levels that say which rows have one.
+    /// The values of a page: the bytes after the levels, which say which rows have a value.
     fn behind_levels<'a>(&self, page: &'a Page) -> Option<&'a [u8]> {
         let bytes: &[u8] = page.buffer();
         if let Page::DataPageV2 { def_levels_byte_len, rep_levels_byte_len, .. } = page {
             return bytes.get(*def_levels_byte_len as usize + *rep_levels_byte_len as usize..);
         }
-        // Each kind behind its length.
+        // Each kind of levels follows its length.
         (0..self.levels).try_fold(bytes, |bytes, _| {
             let (length, rest) = bytes.split_first_chunk()?;
             rest.get(u32::from_le_bytes(*length) as usize..)
@@ -274,7 +278,7 @@ impl Pages {
     }
 }
 
-/// How many values a stream of differences says it has, and its length in bytes.
+/// The declared number of values of a stream of differences, and its length in bytes.
 fn differences(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut rest = Varints(bytes);
     let [block, parts, count, _first] = [rest.next()?, rest.next()?, rest.next()?, rest.next()?];
@@ -308,7 +312,7 @@ mod tests {
     use super::super::source::{Document, Documents as _, SourceOptions};
     use super::*;
 
-    /// Writes a column of `texts` as `properties` say, every third row without a value where it is `nullable`.
+    /// Writes a column of `texts` with `properties`; every third row has no value where the column is `nullable`.
     fn written(dir: &Path, properties: WriterProperties, texts: &[String], nullable: bool) -> PathBuf {
         let path = dir.join("a.parquet");
         let kind = if nullable { "OPTIONAL" } else { "REQUIRED" };
@@ -367,7 +371,7 @@ mod tests {
         }
     }
 
-    /// A number as a header has it.
+    /// A number in a header's encoding.
     fn varint(number: u64) -> Vec<u8> {
         let mut number = number << 1;
         let mut bytes = Vec::new();
@@ -402,13 +406,13 @@ mod tests {
                 };
                 let length = claimed([uncompressed, compressed]).len();
                 for size in [LARGEST_PAGE + 1, i32::MAX as u64] {
-                    // Room for longer numbers is taken from the page.
+                    // Longer numbers take their room from the page.
                     let taken = claimed([size, compressed]).len() - length;
                     let fewer = compressed - taken as u64;
                     let header = claimed([size, fewer]);
                     let mut bad = good[..begin].to_vec();
                     bad.extend(&header);
-                    // The rest of the header is what it was.
+                    // The rest of the header is unchanged.
                     bad.extend(&good[begin + length..]);
                     bad.drain(begin + header.len() + 40..begin + header.len() + 40 + header.len() - length);
                     assert_eq!(bad.len(), good.len());

@@ -1,7 +1,7 @@
-//! A parquet file, read page by page: a text column, or the columns of conversations.
+//! Reads a parquet file page by page: a text column, or the columns of conversations.
 //!
-//! A document is a row; null and empty rows are passed over. A file is entered at a row: whole row groups and pages
-//! before it are skipped without being decompressed. [`super::pages`] bounds what a page may have.
+//! A document is a row; null and empty rows are skipped. A file is opened at a row: whole row groups and pages before
+//! it are skipped without being decompressed. [`super::pages`] bounds what a page may have.
 
 mod column;
 
@@ -25,14 +25,14 @@ use super::unpack::BROTLI_WINDOW;
 use capful_base::contain;
 use capful_config::InvalidUtf8;
 
-/// What a row is.
+/// The content of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// A text, the one column.
     Text,
     /// A list of messages: the columns of roles and of contents.
     Messages,
-    /// A prompt and its completion, a column each.
+    /// A prompt and its completion, in one column each.
     Sides,
 }
 
@@ -44,9 +44,9 @@ pub(super) struct ParquetReader {
     options: SourceOptions,
     form: Form,
     columns: Vec<Column>,
-    /// The number of the row group behind the one being read.
+    /// The number of the next row group.
     next_group: usize,
-    /// Rows that the row group being read must still have.
+    /// Rows still to read in the current row group.
     left: u64,
     row: u64,
 }
@@ -69,8 +69,8 @@ impl ParquetReader {
         Ok(reader)
     }
 
-    /// Bytes that reading takes at most beside documents: of each column a page, as it is stored and as it is read, and what
-    /// its compression refers back to.
+    /// Most bytes that reading takes in addition to documents: for each column one page, compressed and uncompressed,
+    /// and the window of its compression.
     pub(super) fn memory(&self) -> u64 {
         let window = |column: &Column| if column.has_brotli(&self.metadata) { BROTLI_WINDOW } else { 0 };
         self.columns.iter().map(|column| 2 * LARGEST_PAGE + window(column)).sum()
@@ -112,7 +112,7 @@ impl ParquetReader {
         self.metadata.row_group(group).num_rows().max(0) as u64
     }
 
-    /// Reads one row into the columns; `false` at the end of the file.
+    /// Reads one row into the columns; returns `false` at the end of the file.
     fn read_row(&mut self) -> Result<bool, SourceError> {
         // Not `contained`: that would clone the path at every row.
         contain(|| self.read_any_row()).unwrap_or_else(|reason| Err(self.damaged(ParquetError::General(reason))))
@@ -135,7 +135,7 @@ impl ParquetReader {
         Ok(true)
     }
 
-    /// The text of a value in row `row`.
+    /// The text of a value of row `row`.
     fn text<'a>(&self, bytes: &'a [u8], row: u64, flaws: &mut Flaws) -> Result<Cow<'a, str>, SourceError> {
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(text.into()),
@@ -147,7 +147,7 @@ impl ParquetReader {
         }
     }
 
-    /// Puts what the columns have of row `row` into the empty `document`; nothing where there is none.
+    /// Puts the content of row `row` from the columns into the empty `document`; adds nothing if there is none.
     fn put(&self, row: u64, document: &mut Document, flaws: &mut Flaws) -> Result<(), SourceError> {
         let (path, limit) = (|| self.path.clone(), self.options.max_document);
         let bytes = self.columns.iter().flat_map(Column::cells).flatten().map(|value| value.len() as u64).sum();
@@ -219,7 +219,7 @@ impl Reader for ParquetReader {
     }
 }
 
-/// What of the columns is read: the text, else conversations as they are in JSON.
+/// The columns to read: the text column, or else the columns of conversations, named as in JSON.
 fn found(path: &Path, columns: &[ColumnDescPtr], field: &str) -> Result<(Form, Vec<usize>), SourceError> {
     let text = |name: &str| columns.iter().position(|column| column.name() == name && is_text(column));
     let of_messages = |name: &str| columns.iter().position(|column| is_of_list(column, "messages", name));
@@ -234,7 +234,7 @@ fn found(path: &Path, columns: &[ColumnDescPtr], field: &str) -> Result<(Form, V
     }
     let texts: Vec<&str> = columns.iter().filter(|column| is_text(column)).map(|column| column.name()).collect();
     let (path, column) = (path.to_path_buf(), field.to_owned());
-    // It is there, and something else.
+    // The column exists, but holds something else.
     let other = columns.iter().find(|c| c.path().parts().first().is_some_and(|first| first == field));
     let Some(kind) = other.map(|column| kind(column)) else {
         if !texts.is_empty() {

@@ -1,4 +1,4 @@
-//! What a text is, by its first megabytes: how long its documents are, what its characters are, how much it repeats itself.
+//! Describes a text by its first megabytes: the lengths of its documents, its characters, how much it repeats itself.
 
 use std::collections::HashSet;
 
@@ -6,26 +6,26 @@ use super::dedup::{RUN, each_run};
 use super::error::SourceError;
 use super::source::{Document, Documents};
 
-/// Bytes that are looked at.
+/// Bytes that are examined.
 pub const LOOKED_AT: u64 = 8 << 20;
 
-/// A text.
+/// Statistics of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Portrait {
-    /// Documents that were looked at.
+    /// Documents that were examined.
     pub documents: u64,
     /// Their bytes.
     pub bytes: u64,
     /// Their characters: Latin letters without accents, other letters, digits, white space, all others.
     pub characters: [u64; 5],
-    /// Runs of eight words, and how many of them were seen before.
+    /// Runs of eight words, and how many of them repeat an earlier run.
     pub runs: u64,
     /// See [`Portrait::runs`].
     pub repeated: u64,
 }
 
 impl Portrait {
-    /// Of the first [`LOOKED_AT`] bytes of `documents`.
+    /// The statistics of the first [`LOOKED_AT`] bytes of `documents`.
     ///
     /// # Errors
     /// A source that cannot be read.
@@ -44,7 +44,7 @@ impl Portrait {
         Ok(portrait)
     }
 
-    /// In a line for people.
+    /// The statistics in a line for people.
     pub fn line(&self) -> String {
         let all = self.characters.iter().sum::<u64>().max(1);
         let percent = |part: u64, of: u64| format!("{:.0} %", 100.0 * part as f64 / of.max(1) as f64);
@@ -58,7 +58,7 @@ impl Portrait {
     }
 }
 
-/// Which of the characters one is.
+/// The class of a character, an index into [`Portrait::characters`].
 fn class(c: char) -> usize {
     match c {
         'a'..='z' | 'A'..='Z' => 0,

@@ -1,19 +1,19 @@
-//! Documents in an order of chance that the seed decides, in bounded memory.
+//! Returns documents in a random order that the seed determines, in bounded memory.
 //!
-//! The documents of the source come in blocks: so many documents, fewer where their text passes [`BYTES`]. A block is
-//! read whole and handed out in an order that follows from the seed, the reading and the block's place. Nothing is
-//! carried from block to block, so that a place is the block's own and how many of its documents have been handed out:
-//! whoever goes on from there reads the same block again.
+//! The documents of the source are divided into blocks: a fixed number of documents, or fewer where their text exceeds
+//! [`BYTES`]. A block is read whole and its documents are returned in an order that follows from the seed, the epoch
+//! and the block's place. No document moves from block to block, so a place consists of the block's place and the
+//! number of its documents already returned: a run that resumes there reads the same block again.
 
 use capful_core::random::{Random, stream};
 
 use super::error::SourceError;
 use super::source::{Content, Document, Documents, Place, SourceOptions, TokenKind};
 
-/// A block ends with the document that brings it to so many bytes of text and ids.
+/// A block ends with the document that brings it to this many bytes of text and ids.
 pub const BYTES: u64 = 64 << 20;
 
-/// Bytes that blocks of `most` documents hold at most.
+/// Most bytes that blocks of `most` documents take.
 pub fn bytes(most: u32) -> u64 {
     let each = size_of::<Span>() + size_of::<u32>();
     BYTES + SourceOptions::default().max_document + u64::from(most) * each as u64
@@ -27,13 +27,13 @@ pub struct Shuffled {
     random: Random,
     epoch: u32,
     block: Block,
-    /// Where the block begins.
+    /// Where the current block begins.
     begin: Place,
-    /// Documents of it that have been handed out.
+    /// Number of the block's documents that have been returned.
     given: u32,
 }
 
-/// Documents one after another in storage that is used again.
+/// Consecutive documents in reused storage.
 #[derive(Default)]
 struct Block {
     text: String,
@@ -108,7 +108,7 @@ impl Shuffled {
             }
             self.block.push(document);
         }
-        // Every place of every reading has numbers of its own.
+        // Every block of every epoch has its own random numbers.
         let Place { file, offset, document: number, .. } = self.begin;
         let key = [u64::from(self.epoch), u64::from(file), offset, number].into_iter();
         let key = key.fold(0, |key, n| Random::new(key, n).bits(stream("block")));

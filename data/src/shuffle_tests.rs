@@ -37,7 +37,7 @@ fn every_document_comes_once_in_another_order_each_time() {
         assert_eq!(sorted(first.clone()), sorted(other));
     }
     assert_eq!(sorted(first.clone()), sorted(plain.clone()));
-    // A block's documents stay in it, and two blocks have different orders.
+    // A block's documents stay in the block, and two blocks have different orders.
     let places = |block: usize| -> Vec<usize> {
         let position = |text: &String| plain.iter().position(|p| p == text).unwrap();
         first[block * 64..(block + 1) * 64].iter().map(|text| position(text) - block * 64).collect()
@@ -49,7 +49,8 @@ fn every_document_comes_once_in_another_order_each_time() {
 
 #[test]
 fn each_place_in_a_block_is_as_likely_as_any_other() {
-    // Where the first of eight documents ends up, over seeds: 8000 in eight places, five standard deviations.
+    // The final index of the first of eight documents, over seeds: 8000 draws of eight indices, five standard
+    // deviations.
     let mut counts = [0; 8];
     for seed in 0..8000 {
         let first = Numbered::text(0);
@@ -73,7 +74,7 @@ fn a_block_ends_when_it_is_full_of_text() {
     assert!(bytes(10_000) > BYTES + (16 << 20));
 }
 
-/// Five files of 40 lines, each longer than the one before, and one of ids.
+/// Five files of 40 lines, each longer than the one before; one of them is a file of ids.
 fn directory() -> TempDir {
     let directory = TempDir::new().unwrap();
     for file in 0..5 {
@@ -160,7 +161,7 @@ fn a_place_of_other_data_is_refused() {
     let message = numbered(10, 8, 0).seek(place).unwrap_err().to_string();
     assert!(message.contains("cannot go on from document 8 of file 0"), "{message}");
     numbered(12, 8, 0).seek(place).unwrap();
-    // What is not shuffled has places as before.
+    // Places of a source that is not shuffled are written as before.
     let written = serde_json::to_string(&Place { given: 0, ..place }).unwrap();
     assert_eq!(written, r#"{"file":0,"offset":8,"document":8}"#);
 }

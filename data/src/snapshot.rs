@@ -1,9 +1,9 @@
-//! What the files of a source were when a run began: whenever they are read again, the run reads the same.
+//! The state of a source's files when a run began: the run reads the same bytes whenever it reads the files again.
 //!
-//! Of each file its length, its time of change and a digest of a sample are kept. A file of the same length and time is
-//! taken for the same. Any other is compared with the digest: of 16 blocks of 64 KiB, the first, the last and others
-//! evenly between them; a file of at most 1 MiB is compared whole. A change between the blocks that leaves the length as
-//! it was is not noticed.
+//! A snapshot stores each file's length, its modification time and a digest of a sample. A file with the same length
+//! and time counts as unchanged. Any other file is compared by the digest of the sample: 16 blocks of 64 KiB, the
+//! first, the last and others evenly between them; a file of at most 1 MiB is compared whole. A change between the
+//! blocks that preserves the length is not detected.
 
 use std::fs::{File, Metadata};
 use std::hash::Hasher;
@@ -18,20 +18,20 @@ use twox_hash::xxhash3_64::Hasher as Digest;
 use super::error::SourceError;
 use capful_base::regular;
 
-/// Bytes of a block of the sample, and how many blocks there are at most.
+/// Bytes of a block of the sample, and most blocks of a sample.
 const BLOCK: u64 = 64 << 10;
 const BLOCKS: u64 = 16;
 
 /// The files of a source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// The source, as it was named.
+    /// The source's name as the user gave it.
     pub name: String,
     files: Vec<FileSnapshot>,
 }
 
 impl Snapshot {
-    /// Takes one of files that were looked at already.
+    /// Takes a snapshot of files whose lengths and times are already known.
     pub(super) fn take(name: &str, files: Vec<(PathBuf, FileSnapshot)>) -> Result<Self, SourceError> {
         let digested = files.into_iter().map(|(path, file)| {
             let digest = sample(&path, file.length).map_err(|e| SourceError::io(&path, e))?;
@@ -40,20 +40,22 @@ impl Snapshot {
         Ok(Self { name: name.to_owned(), files: digested.collect::<Result<_, _>>()? })
     }
 
-    /// Its files, in its order, each with the path at which it lies. A run reads these, whatever else is there now.
+    /// The files in the order of the source, each with its path. A run reads these files, whatever else the directory
+    /// contains now.
     pub(super) fn files(&self) -> impl Iterator<Item = (PathBuf, FileSnapshot)> {
         self.files.iter().map(|file| (found(&file.path), file.clone()))
     }
 
-    /// Whether its files lie where they did, and begin as they did.
+    /// Whether all files are at their paths and still begin with the same bytes.
     pub fn is_there(&self) -> bool {
         self.files().all(|(path, file)| file.check(&path, true).is_ok())
     }
 
-    /// The same files in the source `to`: each has the name within the source, the length and the digest that it had.
+    /// The snapshot with the same files in the source `to`: each must have the same name within the source, the same
+    /// length and the same digest.
     ///
     /// # Errors
-    /// The first file that is not there, or is another.
+    /// The first file that is missing or different.
     pub fn moved(&self, to: &str) -> Result<Self, SourceError> {
         let moved = self.files.iter().map(|file| {
             let path = file.within(Path::new(&self.name), Path::new(to))?;
@@ -63,38 +65,38 @@ impl Snapshot {
         Ok(Self { name: to.to_owned(), files: moved.collect::<Result<_, _>>()? })
     }
 
-    /// Changes with the files' names, lengths and samples.
+    /// A hash of the files' names, lengths and samples.
     pub fn fingerprint(&self) -> u64 {
         self.files.iter().fold(0, |hash, file| stream(&format!("{}/{:x?}", file.described(hash), file.digest)))
     }
 
-    /// The fingerprint that earlier versions saved: of names and lengths.
+    /// The fingerprint that earlier versions saved: a hash of names and lengths.
     pub fn former_fingerprint(&self) -> u64 {
         self.files.iter().fold(0, |hash, file| stream(&file.described(hash)))
     }
 }
 
-/// What the files of a run were when it began, as far as they were looked at then.
+/// The files of a run when it began, as far as snapshots were taken then.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Began {
-    /// Its data; of several sources the first.
+    /// The files of its data; for a mixture, of the first source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Snapshot>,
-    /// Its separate source for validation; of several the first.
+    /// The files of its separate validation source; for a mixture, of the first source's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<Snapshot>,
-    /// Those of the other sources of a mixture.
+    /// The files of the other sources of a mixture.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Began>,
 }
 
 impl Began {
-    /// Those of one source.
+    /// The files of source `number`.
     pub fn of(&self, number: usize) -> Option<&Began> {
         number.checked_sub(1).map_or(Some(self), |number| self.beside.get(number))
     }
 
-    /// The same, to be changed.
+    /// The files of source `number`, mutable.
     pub fn of_mut(&mut self, number: usize) -> &mut Began {
         let Some(number) = number.checked_sub(1) else { return self };
         if self.beside.len() <= number {
@@ -103,7 +105,7 @@ impl Began {
         &mut self.beside[number]
     }
 
-    /// Takes those of one source.
+    /// Takes the files of source `number` out.
     pub(super) fn take(&mut self, number: usize) -> Began {
         let Began { source, validation, .. } = self.of_mut(number);
         Began { source: source.take(), validation: validation.take(), beside: Vec::new() }
@@ -114,25 +116,25 @@ impl Began {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileSnapshot {
     path: String,
-    /// Bytes.
+    /// Length in bytes.
     pub(super) length: u64,
-    /// Time of change since 1970, where the file system knows it.
+    /// Modification time since 1970, where the file system stores it.
     pub(super) modified: Option<Duration>,
-    /// What it is read as, where earlier versions read it as text.
+    /// The format in which it is read, where earlier versions read it as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) format: Option<String>,
-    /// The digest of its sample; none until it is asked for.
+    /// The digest of its sample; `None` until it is needed.
     digest: Option<u64>,
 }
 
 impl FileSnapshot {
-    /// What `metadata` says of the file at `path`.
+    /// The snapshot of the file at `path` by its `metadata`.
     pub(super) fn look(path: &Path, metadata: &Metadata) -> Self {
         let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Self { path: shown(path), length: metadata.len(), modified, format: None, digest: None }
     }
 
-    /// Its path where the source lies at `to` that was at `from`.
+    /// The path of this file in a source that has moved from `from` to `to`.
     fn within(&self, from: &Path, to: &Path) -> Result<PathBuf, SourceError> {
         let path = Path::new(&self.path);
         match path.strip_prefix(from) {
@@ -145,7 +147,7 @@ impl FileSnapshot {
         }
     }
 
-    /// Refuses the file at `path` where it is another, whatever its time of change says.
+    /// Refuses the file at `path` where its content differs, whatever its modification time.
     fn require_same(&self, path: &Path) -> Result<(), SourceError> {
         let length = std::fs::metadata(path).map_err(|e| SourceError::io(path, e))?.len();
         let what = match self.digest {
@@ -156,15 +158,15 @@ impl FileSnapshot {
         Err(SourceError::Altered { path: path.to_path_buf(), what })
     }
 
-    /// Its name, its length and what it is read as behind what was hashed before them.
+    /// `hash` followed by the file's name, its length and its format, as the text to hash next.
     pub(super) fn described(&self, hash: u64) -> String {
         let name = Path::new(&self.path).file_name().unwrap_or_default().to_string_lossy();
         let format = self.format.iter().map(|format| format!("/{format}")).collect::<String>();
         format!("{hash:x}/{name}/{}{format}", self.length)
     }
 
-    /// Refuses the file at `path` where it is not what it was. One that `grows` may have become longer: only what was
-    /// there is read.
+    /// Refuses the file at `path` where it has changed. A file of a format that `grows` may have become longer: only
+    /// its original bytes are read.
     pub(super) fn check(&self, path: &Path, grows: bool) -> Result<(), SourceError> {
         let io = |e| SourceError::io(path, e);
         let now = Self::look(path, &std::fs::metadata(path).map_err(io)?);
@@ -190,12 +192,12 @@ impl FileSnapshot {
     }
 }
 
-/// A path as it is saved and compared.
+/// The form in which a path is saved and compared.
 fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// The path that is saved as `saved`: of a name that is no Unicode, the one that is shown so.
+/// The path that is saved as `saved`: for a name that is not Unicode, the path that is displayed as `saved`.
 fn found(saved: &str) -> PathBuf {
     let path = PathBuf::from(saved);
     if !saved.contains(char::REPLACEMENT_CHARACTER) {
@@ -244,7 +246,7 @@ mod tests {
     fn what_is_noticed_and_what_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.txt");
-        // 16 blocks and 15 spaces of a block between them.
+        // 16 blocks, and 15 gaps of one block between them.
         let good: Vec<u8> = (0..31 * BLOCK).map(|i| (i * i % 251) as u8).collect();
         fs::write(&path, &good).unwrap();
         let file = taken(&path);
@@ -262,7 +264,7 @@ mod tests {
         }
         later(&good);
         file.check(&path, false).unwrap();
-        // Longer: where it may grow, and what was there is the same.
+        // A longer file: accepted where the format may grow and the original bytes are the same.
         let mut longer = good.clone();
         longer.extend(b"more");
         later(&longer);
@@ -303,11 +305,11 @@ mod tests {
         assert_eq!((moved.name.as_str(), moved.fingerprint()), (name("new").as_str(), began.fingerprint()));
         assert_eq!(moved.moved(&name("old")).unwrap(), began);
         assert!(began.is_there() && moved.is_there());
-        // A file by itself has its name too.
+        // A file that is named directly may change its name too.
         let one = snapshot("old/a.txt", &["old/a.txt"]);
         assert_eq!(one.moved(&name("new/a.txt")).unwrap().files[0].path, name("new/a.txt"));
         assert!(one.moved(&name("new/b.txt")).unwrap_err().to_string().contains("was named a.txt"));
-        // Another text of the same length and time.
+        // Another text with the same length and time.
         let time = fs::metadata(at("new/b.txt")).unwrap().modified().unwrap();
         for (text, says) in [("the text of c.txt", "its text is another"), ("the text", "8 bytes and had 17")] {
             fs::write(at("new/b.txt"), text).unwrap();

@@ -1,4 +1,4 @@
-//! What a source of documents is.
+//! The interface of a source of documents.
 
 use std::sync::Arc;
 
@@ -17,21 +17,22 @@ use capful_config::{Config, InvalidUtf8};
 pub struct SourceOptions {
     /// The field of a JSON object, or the column of a parquet or .csv file, that holds the text. Default: `text`.
     pub text_field: String,
-    /// What is done with bytes that are no UTF-8. Default: the file is refused.
+    /// How bytes that are not UTF-8 are treated. Default: the file is refused.
     pub invalid_utf8: InvalidUtf8,
     /// Whether lines, records and elements that cannot be read are skipped. Default: they are errors.
     pub skip_bad_lines: bool,
     /// The longest JSON line or element, and the longest parquet or .csv value, in bytes; a longer one is an error. It
-    /// bounds what the reader holds: at most about three times this beside its fixed buffers. Default: 16 MiB.
+    /// bounds the reader's memory: at most about three times this in addition to its fixed buffers. Default: 16 MiB.
     pub max_document: u64,
-    /// What the source's files were when the run began, which then is what is read of them. Default: what they are.
+    /// A snapshot of the source's files when the run began; only that state is read. Default: the files as they are.
     pub began: Option<Arc<Snapshot>>,
-    /// Whether files are chosen and read as by versions that did not save what they are: of a directory its own files of
-    /// text, JSON lines and parquet only. Default: they are not.
+    /// Whether files are chosen and read as by versions that saved no snapshot: of a directory only its own files of
+    /// text, JSON lines and parquet. Default: no.
     pub formerly: bool,
-    /// What makes the text of conversations. Default: the default template, for our own tokenizers.
+    /// The template that writes the text of conversations. Default: the default template, for this program's own
+    /// tokenizers.
     pub template: ChatTemplate,
-    /// Where readings say what was no text.
+    /// Where readings record invalid text.
     pub noticed: Noticed,
 }
 
@@ -51,13 +52,13 @@ impl Default for SourceOptions {
 }
 
 impl SourceOptions {
-    /// How a run of this configuration reads its files.
+    /// The options with which a run of this configuration reads its files.
     pub fn of(config: &Config) -> Self {
         let (invalid_utf8, skip_bad_lines) = (config.invalid_utf8, config.skip_bad_lines);
         Self { text_field: config.text_field.clone(), invalid_utf8, skip_bad_lines, ..Self::default() }
     }
 
-    /// What of them changes the documents, behind what was hashed before; nothing is added at the defaults.
+    /// A hash of `hash` and of the options that change the documents; `hash` itself for the default options.
     pub(super) fn described(&self, hash: u64) -> u64 {
         let replaced = (self.invalid_utf8 != InvalidUtf8::Refuse).then_some("invalid UTF-8 replaced");
         let skipped = self.skip_bad_lines.then_some("bad lines skipped");
@@ -65,28 +66,28 @@ impl SourceOptions {
     }
 }
 
-/// One document, in storage that is used again for the next one.
+/// One document, in storage that is reused for the next one.
 #[derive(Debug, Clone, Default)]
 pub struct Document {
-    /// The text; empty where the source holds ids.
+    /// The text; empty if the source holds ids.
     pub text: String,
-    /// The ids where the source is already tokenized; otherwise empty. Of a conversation they are all, and those that are
-    /// no targets have the bit [`CONTEXT`]; of other documents they are without document marks.
+    /// The ids where the source is already tokenized; otherwise empty. For a conversation these are all its ids, with
+    /// the bit [`CONTEXT`] on those that are no targets; for other documents they exclude the document marks.
     pub ids: Vec<u32>,
     /// The parts of the text of a conversation; otherwise empty.
     pub parts: Vec<Part>,
     /// The natural logarithm of the document's probability, end mark included, where the source knows it.
     pub log_probability: Option<f64>,
-    /// What is known of the text of which the source holds the ids.
+    /// The known properties of the text, where the source has only its ids.
     pub content: Option<Content>,
 }
 
-/// What is known of a document's content.
+/// Known properties of a document's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
-    /// A hash of it: the same for copies. It decides on which side of a split they are.
+    /// A hash of the content: copies have the same hash. It decides on which side of a split they are.
     pub hash: u64,
-    /// Bytes of its text, of a conversation those of its answers; 0 where the text is not known.
+    /// Bytes of its text, for a conversation of its answers; 0 if the text is unknown.
     pub bytes: u64,
 }
 
@@ -100,12 +101,12 @@ impl Document {
         self.content = None;
     }
 
-    /// Whether it is a conversation: a template wrote its marks, and only answers are targets.
+    /// Whether the document is a conversation: a template wrote its marks, and only answers are targets.
     pub fn is_conversation(&self) -> bool {
         !self.parts.is_empty() || self.ids.iter().any(|id| id & CONTEXT != 0)
     }
 
-    /// What is known of its content. Takes time in proportion to it.
+    /// The known properties of the document's content. Takes time in proportion to its length.
     pub fn known(&self) -> Content {
         if let Some(content) = self.content {
             return content;
@@ -134,7 +135,7 @@ pub struct Place {
     pub offset: u64,
     /// Number of the next document in that file; lines are counted for JSON lines.
     pub document: u64,
-    /// Documents from there on that have been handed out already, where a block of them is shuffled.
+    /// Number of documents after that place that have already been returned, where a block of documents is shuffled.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub given: u32,
 }
@@ -144,28 +145,28 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// A sequence of documents that can be entered at any place it has been at.
+/// A sequence of documents that can return to any place it has visited.
 ///
 /// An endless generator implements it with `offset` as the index of the next document.
 pub trait Documents: Send {
-    /// Puts the next document into `document` (text or ids, never both), or gives `false` at the end.
+    /// Puts the next document into `document` (text or ids, never both); returns `false` at the end.
     ///
-    /// `document` is overwritten whatever it held. Documents without content are not given.
+    /// The old content of `document` is overwritten. Documents without content are skipped.
     fn next(&mut self, document: &mut Document) -> Result<bool, SourceError>;
 
-    /// Where the document that `next` would give begins.
+    /// Where the document that `next` would return begins.
     fn place(&self) -> Place;
 
-    /// Says that the next [`Documents::seek`] is into reading `epoch`, counted from 0: what is shuffled has another
-    /// order in each.
+    /// Announces that the next [`Documents::seek`] goes to epoch `epoch`, counted from 0: a shuffled source has another
+    /// order in each epoch.
     fn epoch(&mut self, epoch: u32) {
         let _ = epoch;
     }
 
-    /// Goes on from `place`, which `place()` has given for the same data in the same reading.
+    /// Continues from `place`, which `place()` returned for the same data in the same epoch.
     fn seek(&mut self, place: Place) -> Result<(), SourceError>;
 
-    /// Which chat template wrote its conversations, where it may have some: see [`ChatTemplate::key`].
+    /// The key of the chat template that wrote its conversations, where it may have some: see [`ChatTemplate::key`].
     fn template(&self) -> Option<u64> {
         None
     }
@@ -173,16 +174,16 @@ pub trait Documents: Send {
     /// The source's name, for messages.
     fn name(&self) -> &str;
 
-    /// Changes with the data (names, sizes and samples of the files that a run began with, the seed of a generator): a
-    /// run can see that it resumes on the data it began with.
+    /// A hash that changes with the data (names, sizes and samples of the files that a run began with, the seed of a
+    /// generator): by it a run can check that it resumes on the same data.
     fn fingerprint(&self) -> u64;
 
-    /// About how many bytes of text there are, where the source has an end and can say so without reading.
+    /// Approximate bytes of text, where the source is finite and knows its size without reading.
     fn text_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// What the source's token files were made with, where it has any.
+    /// The tokenizer's properties stored in the source's token files, where it has any.
     fn tokens(&self) -> Option<TokenKind> {
         None
     }
@@ -193,7 +194,7 @@ pub trait Documents: Send {
     }
 }
 
-/// What the ids of a token file mean.
+/// The meaning of the ids of a token file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenKind {
     /// Number of ids; every id is below it.
@@ -202,6 +203,6 @@ pub struct TokenKind {
     pub bos: Option<u32>,
     /// The id that ends a document, where the tokenizer has one.
     pub eos: Option<u32>,
-    /// The tokenizer's fingerprint, as whoever wrote the file computed it; 0 where unknown.
+    /// The tokenizer's fingerprint, as computed by the writer of the file; 0 where unknown.
     pub fingerprint: u64,
 }

@@ -1,7 +1,7 @@
-//! Which documents are for training and which for validation.
+//! Divides documents into training and validation.
 //!
-//! A document's side is a function of the seed and of its content: a document that occurs twice is on one side both
-//! times, and files may be renamed, joined or extended without a document changing sides.
+//! A document's side is a function of the seed and of its content: a document that occurs twice is on the same side
+//! both times, and files may be renamed, joined or extended without any document changing sides.
 
 use capful_core::random::{Random, stream};
 use serde::{Deserialize, Serialize};
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::error::SourceError;
 use super::source::{Document, Documents};
 
-/// The share of documents kept for validation where nothing else is asked for.
+/// The share of documents held out for validation by default.
 pub const DEFAULT_FRACTION: f64 = 0.05;
 
-/// How many documents at the beginning of a source are looked at to see that neither side is empty.
+/// How many documents at the beginning of a source are checked so that neither side is empty.
 const LOOKED_AT: usize = 64;
 
 /// One side of a split.
@@ -41,12 +41,12 @@ impl Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Split {
     seed: u64,
-    /// A document whose hash is below is for validation.
+    /// Documents whose hash is below this are for validation.
     threshold: u64,
 }
 
 impl Split {
-    /// Keeps about `fraction` of the documents, at least 0 and below 1, for validation.
+    /// Holds out about `fraction` of the documents, at least 0 and below 1, for validation.
     pub fn new(seed: u64, fraction: f64) -> Result<Self, SourceError> {
         if !(0.0..1.0).contains(&fraction) {
             return Err(SourceError::Fraction { fraction });
@@ -54,11 +54,11 @@ impl Split {
         Ok(Self { seed, threshold: (fraction * 2f64.powi(64)) as u64 })
     }
 
-    /// The same for the documents of `source`, which is left where it was.
+    /// A split for the documents of `source`; the source's position does not change.
     ///
-    /// A fraction above 0 leaves neither side of a small source empty: of the first 64 documents the one with the
-    /// smallest hash is for validation in any case, and if there are no more, the one with the largest for training.
-    /// A source of copies of one document has no training side.
+    /// With a fraction above 0 neither side of a small source is empty: the document with the smallest hash among the
+    /// first 64 is always for validation, and if the source has no more documents, the one with the largest hash is for
+    /// training. A source that repeats a single document has no training side.
     pub fn over(source: &mut dyn Documents, seed: u64, fraction: f64) -> Result<Self, SourceError> {
         let mut split = Self::new(seed, fraction)?;
         if split.threshold == 0 {
@@ -91,7 +91,7 @@ impl Split {
         part == Part::All || self.has(part, document.known().hash)
     }
 
-    /// Whether a document of this content's hash belongs to `part`.
+    /// Whether a document with this content hash belongs to `part`.
     pub fn has(&self, part: Part, content: u64) -> bool {
         match part {
             Part::All => true,
@@ -100,8 +100,8 @@ impl Split {
         }
     }
 
-    /// A hash of the seed and of a document's content, given as its own hash: a random order of all documents, in
-    /// which those for validation are the first.
+    /// A hash of the seed and of a document's content hash: it puts all documents in a random order in which the
+    /// validation documents come first.
     pub fn rank(&self, content: u64) -> u64 {
         Random::new(self.seed, content).bits(stream("split"))
     }

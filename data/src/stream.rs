@@ -1,4 +1,4 @@
-//! One stream of tokens out of documents, with one cursor.
+//! Joins documents to one stream of tokens with one cursor.
 
 use capful_core::data::{CONTEXT, Token};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use super::encode::Piece;
 use super::error::SourceError;
 use super::source::Place;
 
-/// The cursor of a [`TokenStream`]: what has been read, independent of how it was cut into batches.
+/// The cursor of a [`TokenStream`]: how much has been read, independent of how it was cut into batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Position {
     /// How many times the source has been read through.
@@ -22,7 +22,7 @@ pub struct Position {
     pub epoch_tokens: u64,
     /// Tokens read in all.
     pub tokens: u64,
-    /// Tokens that are drawn already of the pool that begins here; 0 without a pool.
+    /// Tokens already drawn from the pool that begins here; 0 without a pool.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub drawn: u64,
 }
@@ -49,15 +49,15 @@ impl TokenStream {
         Self::with_threads(feed, 0)
     }
 
-    /// The same, encoded ahead on so many threads; see [`super::ahead`].
+    /// The stream, encoded ahead on `threads` threads; see [`super::ahead`].
     pub fn with_threads(feed: Feed, threads: u32) -> Result<Self, SourceError> {
         let mut ahead = Ahead::new(feed, threads)?;
         ahead.seek(0, Place::default())?;
         Ok(Self { ahead, at: 0, position: Position::default(), epochs: None, epoch_length: None })
     }
 
-    /// Ends the stream after `epochs` readings of its source, counted from the very beginning, not from where the
-    /// stream is. Without it, or with an endless source, there is always a next token.
+    /// Ends the stream after `epochs` passes over its source, counted from the source's first pass, not from the
+    /// current position. Without this limit, or with an endless source, there is always a next token.
     pub fn limit_epochs(&mut self, epochs: u32) {
         self.epochs = Some(epochs);
     }
@@ -77,7 +77,7 @@ impl TokenStream {
                 return Ok(Some(token));
             }
             self.at = 0;
-            // The limit stands before the first document of an epoch, so that a stream of no epochs is empty.
+            // The limit is checked before the first document of an epoch, so that a stream of no epochs is empty.
             if self.epochs.is_some_and(|epochs| self.position.epoch >= epochs) {
                 return Ok(None);
             }
@@ -101,12 +101,12 @@ impl TokenStream {
         Ok(())
     }
 
-    /// What has been read. [`TokenStream::seek`] with it goes on with the very next token.
+    /// The current position. [`TokenStream::seek`] with it continues at the next token.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// Goes to a position that a stream of the same data, split and tokenizer had.
+    /// Goes to a position that a stream of the same data, split and tokenizer reported.
     pub fn seek(&mut self, position: Position) -> Result<(), SourceError> {
         self.ahead.seek(position.epoch, position.place)?;
         self.at = 0;
@@ -116,7 +116,7 @@ impl TokenStream {
         }
         let (mut left, mut first) = (position.token as usize, true);
         while self.ahead.advance()? {
-            // A place at which no document of this part begins is not one that this data gave.
+            // A place at which no document of this part begins cannot come from this data.
             let fits = |piece: &&Piece| piece.begins == first && piece.place == position.place;
             if self.ahead.piece().filter(fits).is_none() {
                 break;
@@ -133,13 +133,13 @@ impl TokenStream {
         Err(SourceError::Changed { name: self.ahead.name(), file, document })
     }
 
-    /// How many tokens one reading of the source has, once the stream has come to its end.
+    /// Number of tokens in one pass over the source; `None` before the stream has reached its end.
     pub fn epoch_length(&self) -> Option<u64> {
         self.epoch_length
     }
 
-    /// Checks that an epoch has at least `tokens` tokens, by reading so many from the beginning; the stream is left
-    /// where it was. For a batch of B rows of T, that is B·T + 1.
+    /// Checks that an epoch has at least `tokens` tokens, by reading that many from the beginning; the stream's
+    /// position does not change. For a batch of B rows of T, that is B·T + 1.
     pub fn require(&mut self, tokens: u64) -> Result<(), SourceError> {
         let (position, epochs) = (self.position, self.epochs);
         self.seek(Position::default())?;
@@ -156,7 +156,7 @@ impl TokenStream {
         Ok(())
     }
 
-    /// Changes with the data; see [`super::source::Documents::fingerprint`].
+    /// A hash that changes with the data; see [`super::source::Documents::fingerprint`].
     pub fn fingerprint(&self) -> u64 {
         self.ahead.fingerprint()
     }

@@ -15,7 +15,7 @@ fn read(stream: &mut TokenStream, n: usize) -> Vec<Token> {
     (0..n).map_while(|_| stream.next_token().unwrap()).collect()
 }
 
-/// What the stream of `Numbered` documents is, from its definition.
+/// The stream of `Numbered` documents, computed from its definition.
 fn expected(count: u64) -> Vec<Token> {
     let marked = |i| [vec![256], Numbered::text(i).bytes().map(u32::from).collect(), vec![257]].concat();
     let document = |i| marked(i).into_iter().enumerate().map(|(at, id)| Token { id, offset: at as u32 });
@@ -87,7 +87,7 @@ fn resuming_anywhere_goes_on_with_the_same_tokens_and_positions() {
             tokens.extend(stream.next_token().unwrap());
             positions.push(stream.position());
         }
-        // A spread of places, and every place around the end of the epoch.
+        // Some positions spread over the epoch, and every position around its end.
         let end = stream.epoch_length().unwrap() as usize;
         let places = (0..end).step_by(end / 97).chain(end - 20..end + 20);
         for at in places {
@@ -166,7 +166,7 @@ fn training_and_validation_share_no_document_and_leave_none_out() {
     };
     let [mut all, training, validation] = [Part::All, Part::Training, Part::Validation].map(documents);
     assert!(training.len() > validation.len() && validation.len() > all.len() / 5);
-    // Copies too: the text file is one paragraph again and again.
+    // Copies are on one side too: the text file is one paragraph again and again.
     assert!(validation.iter().all(|document| !training.contains(document)));
     let mut joined = [training, validation].concat();
     joined.sort();
@@ -219,7 +219,7 @@ fn token_files_of_another_tokenizer_and_text_without_one_are_refused() {
     none.tokenizer = None;
     assert!(message(none).ends_with("a.txt: holds text, and no tokenizer was given to read it with"));
 
-    // Token files need none, and give the same with it.
+    // Token files need no tokenizer, and give the same tokens with one.
     let mut alone = feed(open("e.tokens"));
     alone.tokenizer = None;
     let alone = read(&mut TokenStream::new(alone).unwrap(), 1000);

@@ -1,13 +1,13 @@
 //! Plain text files, cut into documents.
 //!
-//! A text file has no marks between documents, so they are pieces of it. A piece ends
+//! A text file has no marks between documents, so the documents are pieces of it. A piece ends
 //! - after the first run of blank lines that ends when the piece has reached a size s,
 //! - else at the first line end at or after 8 s,
 //! - else, where no line ends before 32 s, at the last space before that, or at 32 s,
 //!
 //! where s is 2 KiB, less in a file under 1 MiB: 1/512 of its length, at least 64 bytes, so that a small file too has
-//! documents for both sides of the split. The pieces one after another are the file, byte for byte; pieces of white
-//! space only are passed over.
+//! documents for both sides of the split. The pieces together are the file, byte for byte; pieces of white space only
+//! are skipped.
 
 use capful_base::human_bytes;
 use std::borrow::Cow;
@@ -23,7 +23,7 @@ use capful_config::InvalidUtf8;
 const BUFFER: usize = 256 << 10;
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
-/// Where pieces end; the number is s.
+/// The rule for the ends of pieces; the number is s.
 #[derive(Debug, Clone, Copy)]
 struct Rule(usize);
 
@@ -32,18 +32,19 @@ impl Rule {
         Self((file_length / 512).clamp(64, 2048) as usize)
     }
 
-    /// The most a piece can have.
+    /// The most bytes of a piece.
     fn most(self) -> usize {
         32 * self.0
     }
 
-    /// Length of the piece that `bytes` begin with. `bytes` hold the rest of the file, or at least `most()` of it.
+    /// Length of the piece at the beginning of `bytes`, which hold the rest of the file, or at least `most()` bytes of
+    /// it.
     fn cut(self, bytes: &[u8]) -> usize {
         let bytes = &bytes[..bytes.len().min(self.most())];
         let (mut line, mut blank_run) = (0, false);
         while let Some(length) = bytes[line..].iter().position(|&b| b == b'\n') {
             let blank = bytes[line..line + length].iter().all(u8::is_ascii_whitespace);
-            // A run of blank lines belongs to the piece before it, whole.
+            // A whole run of blank lines belongs to the piece before it.
             if !blank && (blank_run || line >= 8 * self.0) {
                 return line;
             }
@@ -52,7 +53,7 @@ impl Rule {
         }
         let file_ends = bytes.len() < self.most();
         match file_ends {
-            // A last line without an end may follow a place to cut.
+            // A last line without a line end may follow a possible cut.
             _ if line < bytes.len() && (blank_run || line >= 8 * self.0) => line,
             true => bytes.len(),
             false => space_before(bytes),
@@ -60,9 +61,10 @@ impl Rule {
     }
 }
 
-/// Length of the longest beginning of `bytes` after which a word follows its space; else all but a cut character.
+/// Length of the longest prefix of `bytes` that ends before a space followed by a word; without such a space, all bytes
+/// but an incomplete character at the end.
 ///
-/// Tokenizers that keep a word together with the space before it give the same ids for the parts as for the whole.
+/// Tokenizers that join a word with the space before it give the same ids for the two parts as for the whole.
 pub(super) fn space_before(bytes: &[u8]) -> usize {
     for at in (bytes.len() / 2..bytes.len().saturating_sub(1)).rev() {
         let inside = |b: u8| !b.is_ascii_whitespace();
@@ -70,7 +72,7 @@ pub(super) fn space_before(bytes: &[u8]) -> usize {
             return at;
         }
     }
-    // At most three bytes of a character can stand before the cut.
+    // At most three bytes of a character can precede the cut.
     let mut end = bytes.len();
     for back in 1..=bytes.len().min(3) {
         let byte = bytes[bytes.len() - back];
@@ -94,7 +96,7 @@ pub(super) fn space_before(bytes: &[u8]) -> usize {
     if end == 0 { bytes.len() } else { end }
 }
 
-/// Where `bytes` are not text, as an offset into them.
+/// Why `bytes` are not text, with the offset of the fault.
 pub(super) enum NotText {
     Nul(usize),
     Utf8(usize),
@@ -111,7 +113,7 @@ pub(super) fn as_text(bytes: &[u8]) -> Result<&str, NotText> {
     }
 }
 
-/// The same, with U+FFFD for what is no UTF-8 where the run wants that.
+/// `bytes` as text without NUL; where the options say so, U+FFFD replaces bytes that are not UTF-8.
 pub(super) fn readable<'a>(bytes: &'a [u8], invalid: InvalidUtf8, flaws: &mut Flaws) -> Result<Cow<'a, str>, NotText> {
     match as_text(bytes) {
         Ok(text) => Ok(Cow::Borrowed(text)),
@@ -124,7 +126,7 @@ pub(super) fn readable<'a>(bytes: &'a [u8], invalid: InvalidUtf8, flaws: &mut Fl
 }
 
 impl NotText {
-    /// The error for `path`, in which the bytes begin at `base`.
+    /// The error for the file `path`; the bytes begin at its offset `base`.
     pub(super) fn of(self, path: &Path, base: u64) -> SourceError {
         let path = path.to_path_buf();
         match self {
@@ -141,7 +143,7 @@ pub(super) struct TextReader {
     invalid: InvalidUtf8,
     rule: Rule,
     buffer: Vec<u8>,
-    /// First byte of the buffer that belongs to no piece yet, and its place in the file.
+    /// First byte of the buffer that belongs to no piece yet, and its offset in the file.
     start: usize,
     offset: u64,
     document: u64,
@@ -149,14 +151,14 @@ pub(super) struct TextReader {
 }
 
 impl TextReader {
-    /// Reads `path`, of about `length` bytes of text, of which `input` stands where document `document` begins.
+    /// Reads `path`, with about `length` bytes of text; `input` is positioned where document `document` begins.
     pub(super) fn new(path: &Path, input: Input, length: u64, invalid: InvalidUtf8, document: u64) -> Self {
         let (rule, offset) = (Rule::of(length), input.offset());
         let buffer = Vec::with_capacity(BUFFER);
         Self { path: path.to_path_buf(), input, invalid, rule, buffer, start: 0, offset, document, ended: false }
     }
 
-    /// Makes the buffer hold a whole piece.
+    /// Fills the buffer with a whole piece.
     fn fill(&mut self) -> Result<(), SourceError> {
         if self.ended || self.buffer.len() - self.start >= self.rule.most() {
             return Ok(());

@@ -28,7 +28,7 @@ use super::files::Reader;
 use super::flaws::Flaws;
 use super::source::{Document, TokenKind};
 
-/// What a token file begins with.
+/// The first bytes of a token file.
 pub const MAGIC: [u8; 8] = *b"capful\0t";
 const VERSION: u32 = 1;
 const HEADER: u64 = 64;
@@ -112,7 +112,7 @@ pub(super) struct TokenReader {
     path: PathBuf,
     input: BufReader<File>,
     header: Header,
-    /// The next id's number in the file, and its document's.
+    /// The next id's number in the file, and the number of its document.
     at: u64,
     document: u64,
 }
@@ -156,7 +156,7 @@ impl Reader for TokenReader {
                 return Ok(true);
             }
         }
-        // A file whose last mark is missing still ends a document.
+        // At the end of the file a document may lack its end mark.
         let any = !document.ids.is_empty();
         self.document += u64::from(any);
         Ok(any)
@@ -167,7 +167,7 @@ impl Reader for TokenReader {
     }
 }
 
-/// Writes a token file, to a temporary name beside it until [`TokenFileWriter::finish`].
+/// Writes a token file, under a temporary name in the same directory until [`TokenFileWriter::finish`].
 #[derive(Debug)]
 pub struct TokenFileWriter {
     path: PathBuf,
@@ -209,7 +209,8 @@ impl TokenFileWriter {
         self.output.write_all(&id.to_le_bytes()[..self.header.width() as usize])
     }
 
-    /// Completes the file, syncs it and gives it its name. Gives the number of ids written, marks included.
+    /// Completes the file, syncs it and renames it to its final name. Returns the number of ids written, marks
+    /// included.
     pub fn finish(mut self) -> io::Result<u64> {
         self.output.seek(SeekFrom::Start(0))?;
         self.output.write_all(&self.header.bytes())?;

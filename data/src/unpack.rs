@@ -1,5 +1,5 @@
-//! Pages of parquet files that are compressed with gzip, brotli or lz4, unpacked to the size that their header names and
-//! no further. The parquet library would go on to whatever end the compressed bytes have.
+//! Decompresses pages of parquet files that are compressed with gzip, brotli or lz4, at most to the size in their
+//! header. The parquet library would continue up to any end of the compressed data.
 
 use std::io::Read as _;
 
@@ -9,18 +9,18 @@ use flate2::bufread::MultiGzDecoder;
 use parquet::basic::Compression;
 use parquet::errors::{ParquetError, Result};
 
-/// How pages are compressed that are not left to the library.
+/// Compressions of pages that are not left to the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Codec {
     Gzip,
     Brotli,
-    /// Blocks of LZ4 behind their sizes, as Hadoop writes them, or one block.
+    /// Blocks of LZ4 after their sizes, as Hadoop writes them, or a single block.
     Lz4,
     /// One block of LZ4.
     Lz4Raw,
 }
 
-/// The most that brotli keeps to refer back to.
+/// The largest window of brotli.
 pub const BROTLI_WINDOW: u64 = 16 << 20;
 
 impl Codec {
@@ -34,24 +34,24 @@ impl Codec {
         }
     }
 
-    /// `levels` bytes as they are and what they are followed by unpacked, `size` bytes in all.
+    /// The first `levels` bytes unchanged, followed by the rest decompressed, `size` bytes in all.
     pub(super) fn unpack(self, page: &[u8], levels: usize, size: u64) -> Result<Bytes> {
         let other = |reason: &str| ParquetError::General(format!("a compressed page {reason}"));
         let whole = usize::try_from(size).ok().filter(|size| *size >= levels);
         let (Some(whole), Some((head, packed))) = (whole, page.split_at_checked(levels)) else {
             return Err(other("is shorter than its levels"));
         };
-        // For the byte that should not be there too.
+        // Room for one excess byte too.
         let mut bytes = Vec::with_capacity(whole + 1);
         bytes.extend_from_slice(head);
         if whole > levels {
             match self {
-                // One byte more than there should be is noticed.
+                // A single excess byte is detected.
                 Self::Gzip => {
                     MultiGzDecoder::new(packed).take((whole - levels) as u64 + 1).read_to_end(&mut bytes)?;
                 }
                 Self::Brotli => {
-                    // A window of more than 16 MiB is not of RFC 7932; the crate would allocate up to 1 GiB for it.
+                    // A window above 16 MiB is outside RFC 7932; the crate would allocate up to 1 GiB for it.
                     if packed.first().is_some_and(|first| first & 0x7f == 0x11) {
                         return Err(other("needs a window of more than 16 MiB"));
                     }
@@ -70,12 +70,12 @@ impl Codec {
     }
 }
 
-/// The length of what the block `packed` unpacks to, where it has room in `to`.
+/// The decompressed length of the block `packed`, where it fits in `to`.
 fn block(packed: &[u8], to: &mut [u8]) -> Option<usize> {
     lz4_flex::block::decompress_into(packed, to).ok()
 }
 
-/// Unpacks blocks that each stand behind two sizes, unpacked and packed, and says whether they fill `to`.
+/// Decompresses blocks, each after its two sizes, uncompressed and compressed; returns whether they fill `to` exactly.
 fn blocks(mut packed: &[u8], mut to: &mut [u8]) -> bool {
     while let Some((sizes, rest)) = packed.split_first_chunk::<8>() {
         let [size, length] =
@@ -104,7 +104,7 @@ mod tests {
         packed.finish().unwrap()
     }
 
-    /// As Hadoop writes it, so many bytes a block.
+    /// In Hadoop's format, with `each` bytes a block.
     fn hadoop(bytes: &[u8], each: usize) -> Vec<u8> {
         let block = |bytes: &[u8]| {
             let packed = lz4_flex::block::compress(bytes);
@@ -122,7 +122,7 @@ mod tests {
             (Codec::Lz4Raw, lz4_flex::block::compress(&text)),
             (Codec::Lz4, hadoop(&text, 5000)),
             (Codec::Lz4, hadoop(&text, 1999)),
-            // What some writers call so.
+            // Some writers use the name for a single block.
             (Codec::Lz4, lz4_flex::block::compress(&text)),
         ] {
             let page = [b"levels", &packed[..]].concat();

@@ -1,6 +1,6 @@
-//! A bounded set of documents to score, read once and kept.
+//! A bounded set of documents to score, read once and stored in memory.
 //!
-//! It is read before the run begins, so that scoring it between steps opens no file and allocates nothing.
+//! The set is read before the run begins, so that scoring between steps opens no file and allocates nothing.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use capful_core::data::{CONTEXT, DocumentRows};
 use super::encode::{Encoder, Feed};
 use super::error::SourceError;
 
-/// A set has room for one document in so many tokens, and for a few more.
+/// A set has room for one document in this many tokens, and for a few more.
 const TOKENS_A_DOCUMENT: usize = 16;
 const FEW: usize = 64;
 
@@ -18,24 +18,24 @@ pub(super) fn most_documents(max_tokens: usize) -> usize {
     max_tokens / TOKENS_A_DOCUMENT + FEW
 }
 
-/// How many of a document's tokens are scored.
+/// Number of a document's tokens that are scored.
 fn targets(document: &[u32]) -> usize {
     document.iter().skip(1).filter(|id| **id & CONTEXT == 0).count()
 }
 
-/// What is scored of a document: its first ids.
+/// The scored part of a document: its first ids.
 pub(super) struct Beginning {
-    /// Marks included.
+    /// The ids, marks included.
     pub(super) ids: Vec<u32>,
-    /// Bytes of its text, in proportion where the document goes on.
+    /// Bytes of its text, in proportion where the document is longer.
     bytes: u64,
-    /// The document's, where all of it is here.
+    /// The document's log-probability, where the document is complete.
     log_probability: Option<f64>,
 }
 
 impl Beginning {
-    /// At most `most` ids of the encoder's current document, or nothing where it has only marks, or no id with another
-    /// before it.
+    /// At most `most` ids of the encoder's current document; `None` if it has only marks, or no id that follows
+    /// another id.
     ///
     /// # Errors
     /// Text that cannot be encoded.
@@ -58,34 +58,34 @@ impl Beginning {
     }
 }
 
-/// Documents, tokenized, in storage that is fixed from the start.
+/// Tokenized documents, in storage of a fixed size.
 #[derive(Debug, Clone)]
 pub struct ValidationSet {
     max_tokens: usize,
     max_documents: usize,
     tokens: Vec<u32>,
-    /// Where each document ends in `tokens`.
+    /// The end of each document in `tokens`.
     ends: Vec<u32>,
     /// Bytes of their text.
     bytes: u64,
     log_probability: Option<f64>,
-    /// The sources of a mixture; nothing of one source.
+    /// The sources of a mixture; empty for a single source.
     groups: Vec<Group>,
 }
 
 /// The documents of one source of a mixture.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Group {
-    /// Documents of the set up to its last one.
+    /// Number of the set's documents up to the last one of this source.
     pub end: usize,
-    /// Bytes of their text; 0 where it is not known.
+    /// Bytes of their text; 0 where unknown.
     pub bytes: u64,
-    /// The source's share of what the run learns.
+    /// The source's share of the run's training tokens.
     pub share: f64,
 }
 
 impl ValidationSet {
-    /// The documents of several sources of these shares, one source after the other.
+    /// Joins the documents of several sources with these shares, one source after the other.
     pub(super) fn joined(each: impl Iterator<Item = (ValidationSet, f64)>) -> Self {
         let mut all = Self { log_probability: None, ..Self::new(0) };
         (all.max_tokens, all.max_documents) = (0, 0);
@@ -101,12 +101,12 @@ impl ValidationSet {
         all
     }
 
-    /// The sources of a mixture; nothing of one source.
+    /// The sources of a mixture; empty for a single source.
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
-    /// An empty set for documents of `max_tokens` tokens in all, marks included; at least 2 and below 2^32.
+    /// An empty set for documents of `max_tokens` tokens together, marks included; at least 2 and below 2^32.
     pub fn new(max_tokens: usize) -> Self {
         let max_tokens = max_tokens.clamp(2, u32::MAX as usize);
         let max_documents = most_documents(max_tokens);
@@ -129,7 +129,7 @@ impl ValidationSet {
 
     /// The first documents of `feed`, whole, as many as fit.
     ///
-    /// A first document that alone is longer is cut. That there is no document is an error.
+    /// A first document longer than the set is cut. A source without documents is an error.
     pub(super) fn first(feed: Feed, max_tokens: usize) -> Result<Self, SourceError> {
         let mut set = Self::new(max_tokens);
         let mut encoder = Encoder::new(feed)?;
@@ -143,7 +143,7 @@ impl ValidationSet {
         if set.ends.is_empty() { Err(encoder.nothing()) } else { Ok(set) }
     }
 
-    /// Adds a document, or gives `false` where it does not fit.
+    /// Adds a document; returns `false` if it does not fit.
     pub(super) fn push(&mut self, document: &Beginning) -> bool {
         if self.tokens.len() + document.ids.len() > self.max_tokens || self.ends.len() == self.max_documents {
             return false;
@@ -155,17 +155,17 @@ impl ValidationSet {
         true
     }
 
-    /// How many documents there are.
+    /// Number of documents.
     pub fn documents(&self) -> usize {
         self.ends.len()
     }
 
-    /// How many tokens are scored: those that have a predecessor in their document and are no context.
+    /// Number of scored tokens: those that have a predecessor in their document and are no context.
     pub fn targets(&self) -> usize {
         self.iter().map(targets).sum()
     }
 
-    /// Bytes of their text; 0 for token files, whose text is not known.
+    /// Bytes of their text; 0 for token files, since their text is unknown.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -175,12 +175,12 @@ impl ValidationSet {
         self.log_probability.filter(|_| !self.ends.is_empty())
     }
 
-    /// All tokens, document after document; those that are read and not scored have the bit [`CONTEXT`].
+    /// All tokens, document after document; tokens that are context, and not scored, have the bit [`CONTEXT`].
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Where each document's tokens are among them.
+    /// The range of each document's tokens among all tokens.
     pub fn places(&self) -> impl Iterator<Item = Range<usize>> {
         let begins = std::iter::once(0).chain(self.ends.iter().map(|&end| end as usize));
         begins.zip(&self.ends).map(|(begin, &end)| begin..end as usize)
@@ -191,7 +191,7 @@ impl ValidationSet {
         self.places().map(|place| &self.tokens[place])
     }
 
-    /// Goes through the documents in padded rows; allocates nothing.
+    /// The documents in padded rows; allocates nothing.
     pub fn rows(&self) -> DocumentRows<'_> {
         DocumentRows::new(&self.tokens, &self.ends)
     }

@@ -41,7 +41,7 @@ fn whole_documents_are_kept_up_to_the_limit() {
         let scored: Vec<u32> = rows.iter().flat_map(|(_, y)| y).copied().filter(|&y| y != IGNORE).collect();
         assert_eq!(scored, (0..4).flat_map(|i| tokens(i)[1..].to_vec()).collect::<Vec<_>>());
         if t == 200 {
-            // A document a row, from its beginning mark.
+            // One document in each row, from its beginning mark.
             let first: Vec<u32> = rows.iter().map(|(x, _)| x[0]).collect();
             assert_eq!(first, [256, 256, 256, 256, 0, 0]);
         }
@@ -52,10 +52,10 @@ fn whole_documents_are_kept_up_to_the_limit() {
 fn a_first_document_that_does_not_fit_is_cut() {
     let mut documents = Numbered::endless();
     documents.seek(Place { offset: 1, ..Place::default() }).unwrap();
-    // The source's beginning is document 0: two tokens of it.
+    // The source begins with document 0: two tokens of it.
     let set = read(feed(documents), 2);
     assert_eq!(set.iter().collect::<Vec<_>>(), [&tokens(0)[..2]]);
-    // 2 of its 3 tokens, marks included, stand for that share of its one byte.
+    // 2 of its 3 tokens, marks included, count for that share of its single byte.
     assert_eq!((set.bytes(), set.log_probability()), (0, None));
 }
 
@@ -64,7 +64,7 @@ fn without_marks_a_document_is_scored_from_its_second_token() {
     let mut feed = feed(Numbered::finite(12));
     feed.tokenizer = Some(Arc::new(Bytes { bos: false, eos: false }));
     let set = read(feed, 1000);
-    // Documents 0, 5 and 10 are "0", "5" and "10": the first two have nothing to score.
+    // Documents 0, 5 and 10 are "0", "5" and "10": the first two have no token to score.
     let text = |ids: &[u32]| ids.iter().map(|&id| id as u8 as char).collect::<String>();
     let expected: Vec<String> = (0..12).map(Numbered::text).filter(|t| t.len() > 1).collect();
     assert_eq!(set.iter().map(text).collect::<Vec<_>>(), expected);

@@ -1,22 +1,22 @@
-//! Every document of a source to score, some at a time, so that memory does not grow with the source.
+//! Reads every document of a source to score, a part at a time, so that memory does not grow with the source.
 
 use super::encode::{Encoder, Feed};
 use super::error::SourceError;
 use super::source::Place;
 use super::validation::{Beginning, ValidationSet};
 
-/// Tokens of documents that are held at once; more only where one document has more.
+/// Tokens of documents in memory at once; more only where a single document has more.
 const HELD: usize = 1 << 20;
 
-/// The documents of a source in its order, none of them cut.
+/// The documents of a source in its order, all of them complete.
 pub struct Whole {
     encoder: Encoder,
     held: usize,
-    /// The next one, with its number in the source.
+    /// The next document, with its number in the source.
     next: Option<(u64, Beginning)>,
 }
 
-/// Some of them.
+/// A part of the documents.
 pub struct Documents {
     /// The documents.
     pub set: ValidationSet,
@@ -25,10 +25,10 @@ pub struct Documents {
 }
 
 impl Whole {
-    /// Bytes that are held at once beside a long document.
+    /// Bytes that are in memory at once, without a long document.
     pub const STORAGE: u64 = 6 * HELD as u64;
 
-    /// Of all documents of `feed`.
+    /// All documents of `feed`.
     ///
     /// # Errors
     /// A source that cannot be read, or that has no document.
@@ -54,7 +54,7 @@ impl Whole {
         Ok(())
     }
 
-    /// The next documents; nothing behind the last.
+    /// The next documents; `None` after the last.
     ///
     /// # Errors
     /// A source that cannot be read.
@@ -71,7 +71,7 @@ impl Whole {
         Ok(Some(Documents { set, numbers }))
     }
 
-    /// Whether all of them were given.
+    /// Whether all documents were returned.
     pub fn is_done(&self) -> bool {
         self.next.is_none()
     }

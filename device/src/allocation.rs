@@ -5,11 +5,11 @@ use memmap2::MmapMut;
 
 use super::{DeviceError, Storage};
 
-/// Exactly a plan's bytes, zeroed, on page boundaries, untouched until it is used.
+/// Exactly the bytes of a plan, zeroed and page-aligned; pages are touched only when they are used.
 #[derive(Debug)]
 pub struct Allocation {
     map: MmapMut,
-    /// Steps begun on it: what one of them leaves is there until the next begins.
+    /// Number of steps begun in this memory: the results of a step stay until the next step begins.
     pub steps: u64,
 }
 
@@ -24,7 +24,8 @@ impl Allocation {
         };
         let len = usize::try_from(bytes).map_err(|e| refused(&e))?;
         let map = MmapMut::map_anon(len.max(8)).map_err(|e| refused(&e))?;
-        // Large pages save a tenth of a step's time in address translation; where there are none, nothing is lost.
+        // Huge pages save a tenth of a step's time in address translation; a system without them just ignores the
+        // advice.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         Ok(Allocation { map, steps: 0 })
@@ -35,12 +36,12 @@ impl Allocation {
         self.map.len() as u64
     }
 
-    /// The storage as words, to carve.
+    /// The memory as words, to be divided into views.
     pub fn words(&mut self) -> &mut [u64] {
         bytemuck::cast_slice_mut(&mut self.map)
     }
 
-    /// The first byte, for devices that carve from several threads.
+    /// The first byte, for devices that make views from several threads.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.map.as_mut_ptr()
     }

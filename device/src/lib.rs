@@ -2,17 +2,17 @@
 //!
 //! - [`Storage`]: reads and writes regions; [`Held`] does so for the part of a shared table that this rank stores
 //! - [`Allocation`]: an arena in main memory; [`Reference`]: the core's own loops on it
-//! - [`Others`]: collectives of ranks, of devices that compute in main memory
+//! - [`Collectives`]: collectives of ranks, of devices that compute in main memory
 //! - [`Overlap`]: which operations of a program run next to what ranks send each other
 
 mod allocation;
-mod others;
+mod collectives;
 mod overlap;
 mod reference;
 mod window;
 
 pub use allocation::Allocation;
-pub use others::Others;
+pub use collectives::Collectives;
 pub use overlap::{Overlap, Place, Stream};
 pub use reference::Reference;
 pub use window::{Held, Window};
@@ -22,13 +22,13 @@ use std::ops::Range;
 use capful_core::device::OperationError;
 use capful_core::memory::Region;
 
-/// Why a device does not do what was asked.
+/// Why a device does not fulfil a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// It is not there, or has less than was asked for; nothing was begun.
+    /// The device is missing, or smaller than requested; no work was started.
     #[error("{0}")]
     Refused(String),
-    /// It failed while working.
+    /// The device failed during its work.
     #[error("{0}")]
     Failed(String),
 }
@@ -39,7 +39,7 @@ impl From<OperationError> for DeviceError {
     }
 }
 
-/// Storage of regions, wherever it is.
+/// Storage of regions, on any device.
 pub trait Storage {
     /// Writes the region's bytes.
     ///

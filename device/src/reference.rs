@@ -1,17 +1,17 @@
-//! The reference device: core's own loops on this machine's memory.
+//! The reference device: core's own loops in this machine's memory.
 
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::Arena;
 
-use super::{Allocation, Others};
+use super::{Allocation, Collectives};
 
-/// Runs every operation's definition.
+/// Runs every operation by its definition.
 #[derive(Debug)]
 pub struct Reference {
     /// The arena.
     pub memory: Allocation,
-    /// The other ranks.
-    pub others: Others,
+    /// The connection to the other ranks.
+    pub others: Collectives,
 }
 
 impl Device for Reference {

@@ -1,4 +1,4 @@
-//! Storage of tables that ranks share, of which each holds a part.
+//! Storage of tables that ranks share; each rank stores a part of each table.
 
 use std::ops::Range;
 
@@ -11,21 +11,21 @@ use super::{DeviceError, Storage};
 pub struct Window {
     /// Its first byte in [`Space::Shared`], and the one after its last.
     pub of: [u64; 2],
-    /// Where it lies here.
+    /// The region of this rank's memory that stores the share.
     pub place: Region,
 }
 
-/// A device's storage, in which regions of shared tables are those parts of them that this rank holds: the rest is neither
-/// written nor read.
+/// A device's storage in which a region of a shared table stands for the part that this rank stores: the rest is
+/// neither written nor read.
 pub struct Held<'a> {
-    /// Where everything else lies.
+    /// The storage of all other regions.
     pub storage: &'a mut dyn Storage,
     /// This rank's shares.
     pub windows: &'a [Window],
 }
 
 impl Held<'_> {
-    /// Which bytes of `region` are held, and where they lie.
+    /// The range of `region` that is stored on this rank, and the region where it is stored.
     fn part(&self, region: Region) -> (Range<usize>, Region) {
         let nothing = (0..0, Region { shape: [1, 1, 1, 0], ..region });
         if region.space != Space::Shared {
@@ -84,7 +84,7 @@ mod tests {
             });
             let mut held = Held { storage: &mut memory, windows: &windows };
             let second = |first: u64, elements| region(Space::Shared, 96 + 4 * first, elements);
-            // In parts that do not end where shares do.
+            // In pieces that do not end where shares end.
             for (first, count) in [(0, 7), (7, 7), (14, 10)] {
                 let bytes = &numbers[4 * first as usize..][..4 * count as usize];
                 held.write(second(first, count), bytes).unwrap();
@@ -95,7 +95,7 @@ mod tests {
                 let part = held.held(second(first, count));
                 file[4 * first as usize..][part.clone()].copy_from_slice(&bytes[part]);
             }
-            // The first table was not touched, and what else there is lies where it lay.
+            // The first table is unchanged, and all other regions are where they were.
             let mut first = [1; 40];
             held.read(region(Space::Arena, 8, 10), &mut first).unwrap();
             assert_eq!(first, [0; 40]);

@@ -1,4 +1,4 @@
-//! The command `host` by its other name.
+//! The command `host` under its other name.
 
 use capful_host::allocations::Counting;
 

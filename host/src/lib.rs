@@ -1,15 +1,16 @@
-//! Everything of capful that touches a file, a thread or a GPU.
+//! Everything of capful that uses a file, a thread or a GPU.
 //!
-//! - [`config`]: what the user wrote → what will run; [`plan`]: every region, cost and fit of it
+//! - [`config`]: what the user wrote → what will run; [`plan`]: every region of memory, its cost, and whether it fits
 //! - [`device`]: the devices that run a step
 //! - [`data`]: sources, tokenizers, batches
 //! - [`cli`]: the commands
-//! - [`report`]: a page of what runs have written; [`live`]: the page of a run that goes on
-//! - [`suggest`]: what to train with the bytes, the seconds and the text there are
-//! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that others read too
-//! - the crate `capful-base`, here as [`regular`], [`disk`], [`digest`], [`lock`], [`allocations`]
+//! - [`report`]: a page about runs, from their files; [`live`]: the page of a run in progress
+//! - [`suggest`]: what to train with the available memory, time and text
+//! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that other programs read too
+//! - [`regular`]: opens files without waiting; [`disk`]: replaces files as a whole; [`digest`]: detects changed files;
+//!   [`lock`]: a file that one process at a time locks
 
-// They panic where they cannot write: see `cli/output.rs`.
+// The printing macros panic if they cannot write: see `cli/output.rs`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod cli;

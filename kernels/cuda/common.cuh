@@ -1,14 +1,14 @@
-// What every kernel shares: storage types, reductions over a block, and how a kernel is exported.
+// Declarations shared by all kernels: storage types, reductions over a block, and macros that export kernels.
 //
-// Values are stored as f32 or bf16 and computed in f32. A kernel takes one struct of arguments, whose fields the
-// host mirrors, 8-byte ones first. Nothing here adds floats atomically: the same inputs give the same bits.
+// Values are stored as f32 or bf16 and computed in f32. A kernel takes one struct of arguments, whose fields the host
+// mirrors, 8-byte ones first. No float is added atomically: the same inputs give the same bits.
 #pragma once
 
 #ifdef CAPFUL_STAND_IN
 #include "../stand_in/device.h"
 #else
-// Waits for all that the kernel before has written, then lets the next one be made ready. The host has kernels made
-// ready early on GPUs that run this code only.
+// Waits for all writes of the previous kernel, then lets the next kernel be launched early. The host requests early
+// launches only on GPUs that run this code.
 __device__ inline void begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
@@ -21,13 +21,13 @@ __device__ inline void begin() {
         begin();                                                                                 \
         __VA_ARGS__(a);                                                                          \
     }
-// The same with registers limited so that two blocks fit a multiprocessor.
+// As EXPORT, with registers limited so that two blocks fit a multiprocessor.
 #define EXPORT_PAIR(name, Args, threads, ...)                                                      \
     extern "C" __global__ void __launch_bounds__(threads, 2) name(const __grid_constant__ Args a) { \
         begin();                                                                                    \
         __VA_ARGS__(a);                                                                             \
     }
-// The same with registers limited so that `blocks` of them fit.
+// As EXPORT, with registers limited so that `blocks` blocks fit a multiprocessor.
 #define EXPORT_MANY(name, Args, threads, blocks, ...)                                                   \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a) { \
         begin();                                                                                         \
@@ -35,7 +35,7 @@ __device__ inline void begin() {
     }
 #endif
 
-// The same kernel for both storage types.
+// Exports the kernel for both storage types.
 #define EXPORT_BOTH(name, Args, threads, body)        \
     EXPORT(name##_f32, Args, threads, body<float>)    \
     EXPORT(name##_bf16, Args, threads, body<bf16>)
@@ -63,7 +63,7 @@ __device__ inline float store<float>(float x) {
     return x;
 }
 
-// Rounds to the nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 template <>
 __device__ inline bf16 store<bf16>(float x) {
     u32 bits = __float_as_uint(x);
@@ -84,7 +84,7 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// Sum over a block of whole warps; every thread gets it.
+// The sum over a block of whole warps; every thread receives it.
 __device__ inline float block_sum(float x) {
     __shared__ float warps[32];
     x = warp_sum(x);

@@ -1,4 +1,4 @@
-// What a step is told and what it says of itself: core/src/train/control.rs has the same structs.
+// The settings and the results of a step: core/src/train/control.rs has the same structs.
 #pragma once
 #include <stddef.h>
 
@@ -10,10 +10,10 @@ struct Settings {
     float learning_rate;
     float clip;
     float loss_scale;
-    float factored;  // 1 - beta^t, of the decoder's beta
+    float factored;  // 1 - beta^t, for the decoder's beta
     float decay;     // factor of every weight decay
-    float average;   // what the weights count for in their average
-    float corrections[GROUPS][2];  // of each group's rule: of AdamW 1 - beta1^t, 1 - beta2^t
+    float average;   // the weight of this step in the average
+    float corrections[GROUPS][2];  // of each group's rule: for AdamW 1 - beta1^t, 1 - beta2^t
 };
 
 struct Results {

@@ -1,6 +1,5 @@
-// Floats of 8 bits: E4M3 for values, E5M2 for gradients. Nearest, ties to even, saturating; NaN becomes 0x7f, and in a copy
-// so does what is infinite.
-// core/src/fp8.rs says what they are.
+// Floats of 8 bits: E4M3 for values, E5M2 for gradients. Nearest, ties to even, saturating; NaN becomes 0x7f, and in a
+// copy so does infinity. core/src/fp8.rs defines the formats.
 #pragma once
 #include "vector.cuh"
 
@@ -24,7 +23,7 @@ __device__ inline u32 code_of(float x) {
     constexpr u32 CUT = 23 - F::MANTISSA;
     if (bits >= (128 - F::BIAS) << 23)
         return sign | (((bits + (1u << (CUT - 1)) - 1 + (bits >> CUT & 1)) >> CUT) - ((127 - F::BIAS) << F::MANTISSA));
-    // In units of the smallest number, which a sum with 2^23 rounds to whole ones.
+    // In units of the smallest number; adding 2^23 rounds to whole units.
     float units = __uint_as_float(bits) * __uint_as_float((126 + F::BIAS + F::MANTISSA) << 23);
     return sign | (__float_as_uint(units + 8388608.0f) & 0xffu);
 }
@@ -42,15 +41,16 @@ __device__ inline u32 codes_of(float a, float b, float c, float d) {
 #endif
 }
 
-// What a code in E4M3 stands for, in plain arithmetic.
+// The number of a code in E4M3, in plain arithmetic.
 __device__ inline float value_of_e4m3(u32 code) {
-    // Exponent and mantissa where an f32 has them; the product moves the bias, and takes the smallest numbers along.
+    // Moves exponent and mantissa to their position in an f32; the multiplication corrects the bias, also of subnormal
+    // numbers.
     float magnitude = __uint_as_float((code & 0x7fu) << 20) * __uint_as_float((127 + 127 - E4m3::BIAS) << 23);
     u32 bits = (code & 0x7fu) == 0x7fu ? 0x7fc00000u : __float_as_uint(magnitude);
     return __uint_as_float(bits | (code & 0x80u) << 24);
 }
 
-// What four neighbouring codes in E4M3 stand for.
+// The numbers of four neighbouring codes in E4M3.
 __device__ inline void expand_all(float* x, u32 codes) {
 #ifdef EIGHT_BIT_UNITS
     expand_e4m3((unsigned short)codes, x[0], x[1]);
@@ -61,13 +61,13 @@ __device__ inline void expand_all(float* x, u32 codes) {
 #endif
 }
 
-// |x| where it is finite, else 0: what a scale may be made of.
+// |x| where it is finite, else 0: a value that may determine a scale.
 __device__ inline float finite_magnitude(float x) {
     float magnitude = fabsf(x);
     return __float_as_uint(magnitude) < 0x7f800000u ? magnitude : 0.0f;
 }
 
-// What is encoded: x times the scale, and NaN where x is infinite.
+// The value to encode: x times the scale, or NaN where x is infinite.
 __device__ inline float scaled(float x, float scale) { return x * scale - (x - x); }
 
 // The codes of neighbouring values.
@@ -80,14 +80,14 @@ __device__ inline void codes_of_all(u32 (&words)[M], const float (&x)[N], float 
                                scaled(x[4 * i + 3], scale));
 }
 
-// What a block's first thread sees at `amax` before it has work to wait for; the others keep away from the one address.
+// The value of `amax` that a block's first thread reads before its work; the other threads do not access this address.
 __device__ inline float seen_by_first(const float* amax) {
     return threadIdx.x == 0 ? *(const volatile float*)amax : 0.0f;
 }
 
-// `amax` = max(amax, the block's largest): every thread of the block brings its own, the first one what it saw there
-// before. Floats that are not negative are in the order of their bits, so the result does not depend on who comes
-// first.
+// `amax` = max(amax, the block's largest): every thread of the block passes its own largest value, the first thread
+// also the value that it read before. Non-negative floats are ordered as their bits, so the result does not depend on
+// the order of blocks.
 __device__ inline void note_largest(float* amax, float largest, float seen) {
     __shared__ float warps[32];
     largest = warp_max(largest);
@@ -95,19 +95,19 @@ __device__ inline void note_largest(float* amax, float largest, float seen) {
     __syncthreads();
     if (threadIdx.x == 0) {
         for (u32 w = 1; w < blockDim.x / 32; w++) largest = fmaxf(largest, warps[w]);
-        // Most blocks start after somebody had as much, and leave the address alone.
+        // Most blocks start after another block has stored a larger value, and skip the atomic operation.
         if (largest > seen) atomicMax((u32*)amax, __float_as_uint(largest));
     }
 }
 
-// Where an operation that writes a tensor puts a copy of it.
+// The destination of the copy of a tensor that an operation writes.
 struct CopyArgs {
     unsigned char* codes;
     const float* scale;
     float* amax;
 };
 
-// No copy: nothing is left of it in a kernel.
+// No copy: compiles to nothing.
 struct Uncopied {};
 
 // A block's part of a copy in format F.
@@ -118,7 +118,7 @@ struct Copier {
 
     __device__ Copier(const CopyArgs& a) : codes(a.codes), scale(*a.scale), seen(seen_by_first(a.amax)) {}
 
-    // Codes of neighbouring values, which have been rounded to what is stored.
+    // Writes the codes of neighbouring values, which are already rounded to the stored type.
     template <int N>
     __device__ void put(u64 at, const float (&x)[N]) {
         static_assert(N == 1 || N % 4 == 0, "whole words");
@@ -132,7 +132,7 @@ struct Copier {
         }
     }
 
-    // Their codes.
+    // Converts them to codes.
     template <int N, int M>
     __device__ void convert(u32 (&words)[M], const float (&x)[N]) {
         static_assert(N == 4 * M, "whole words");
@@ -141,7 +141,7 @@ struct Copier {
         codes_of_all<F>(words, x, scale);
     }
 
-    // Every thread of the block comes here.
+    // Every thread of the block must call this.
     __device__ void finish(const CopyArgs& a) { note_largest(a.amax, largest, seen); }
 
 private:

@@ -1,5 +1,6 @@
-// A block of warpgroups that compute and one that fetches for them. Tiles come through stages of shared memory; a stage
-// is full, for a warpgroup, or empty by a barrier of its own, so that no warpgroup waits for another that computes.
+// A block with warpgroups that compute and one warpgroup that fetches for them. Tiles come through stages of shared
+// memory; each warpgroup has barriers of its own for full and empty stages, so that no computing warpgroup waits for
+// another.
 #pragma once
 #include "warpgroup.cuh"
 
@@ -11,7 +12,7 @@ struct Pipeline {
     static_assert(1 + STAGES * (GROUPS + 1) <= 16, "the barriers of a block");
     static_assert(GROUPS == 2, "the registers below");
 
-    // How many the block goes through.
+    // The number of tiles that the block processes.
     u32 tiles;
 
     static __device__ u32 full(u32 stage, u32 group) { return 1 + GROUPS * stage + group; }
@@ -19,8 +20,9 @@ struct Pipeline {
     static __device__ bool fetches() { return threadIdx.x >= COMPUTING; }
     static __device__ u32 next(u32 stage) { return stage + 1 == STAGES ? 0 : stage + 1; }
 
-    // For the warpgroup that fetches: `fetch(stage, t)` starts the copies of tile t. Those started before belong to the
-    // first. A tile is shown when the next is on its way: two would have to wait for the tile that is being used.
+    // For the warpgroup that fetches: `fetch(stage, t)` starts the copies of tile t. Copies started before belong to
+    // the first tile. A tile is signalled once the next one is in transfer: with two in transfer it would wait for the
+    // tile that is in use.
     template <class Fetch>
     __device__ void fetch_all(Fetch fetch) const {
         give_registers<40>();
@@ -41,24 +43,25 @@ struct Pipeline {
         if (tiles) show((tiles - 1) % STAGES);
     }
 
-    // For a warpgroup that computes, before the first tile.
+    // For a warpgroup that computes; called before the first tile.
     __device__ void start() const { take_registers<232>(); }
 
-    // Waits until a stage is full; products may begin.
+    // Waits until a stage is full; matrix multiplications may then begin.
     __device__ void await(u32 stage) const {
         wait_at(full(stage, threadIdx.x / 128), 128 + FETCHING);
         begin_products();
     }
 
-    // Done with tile t. The last ones' room is not wanted again.
+    // Releases the stage of tile t. The stages of the last tiles are not needed again.
     __device__ void release(u32 stage, u32 t) const {
         if (t + STAGES < tiles) arrive_at(empty(stage), ALL);
     }
 };
 
-// For each tile scores, weights that are made of them, and a product with the weights that is added to the sums: while
-// it runs, the next tile's weights are made. Of `work` start_scores(scores, stage) and start_sums(sums, weights, stage)
-// start products; weigh(scores, t, stage) makes weights, and settle(sums) brings the sums so far to them.
+// For each tile, computes scores, weights from the scores, and a product with the weights that is added to the sums.
+// During that product, the next tile's weights are computed. `work` has these functions: start_scores(scores, stage)
+// and start_sums(sums, weights, stage) start multiplications; weigh(scores, t, stage) turns scores into weights;
+// settle(sums) rescales the sums so far to the current base of the weights.
 template <class P, class Work, int N>
 __device__ inline void compute_all(const P& pipeline, float (&sums)[N][4], Work& work) {
     pipeline.start();

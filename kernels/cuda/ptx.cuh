@@ -1,5 +1,5 @@
-// The instructions that CUDA C++ has no word for, each with what it means on the stand-in driver. Tensor cores take
-// bf16 from compute capability 8.0 on; below, a kernel that needs them only traps, and the host asks for none.
+// Instructions for which CUDA C++ has no function, each with its equivalent for the stand-in driver. Tensor cores take
+// bf16 from compute capability 8.0 on; below that, a kernel that needs them only traps, and the host never launches it.
 #pragma once
 #include "common.cuh"
 
@@ -11,20 +11,21 @@
 #define EIGHT_BIT_UNITS 1
 #endif
 
-// Warpgroups' products need sm_90a; the host asks for them on those GPUs only.
+// Warpgroup multiplications need sm_90a; the host uses them on those GPUs only.
 #if defined(CAPFUL_STAND_IN) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define WARPGROUPS 1
 #endif
 
-// Shared memory beyond what a kernel may have by itself: the launch brings it. The kernel has no other.
+// Shared memory beyond the static limit of a kernel: its size is set at launch. Such a kernel has no other shared
+// memory.
 #ifdef CAPFUL_STAND_IN
 #define LAUNCH_SHARED(name, bytes) alignas(1024) __shared__ unsigned char name[bytes]
 #else
 #define LAUNCH_SHARED(name, bytes) extern __shared__ __align__(1024) unsigned char name[]
 #endif
 
-// For the parts of a kernel that does many things in turn: each has the registers to itself, and nothing is kept in them
-// for the others.
+// For the parts of a kernel with many phases: each part can use all registers, and values of other parts are not kept
+// in registers.
 #ifdef CAPFUL_STAND_IN
 #define NOINLINE inline
 #else
@@ -37,33 +38,33 @@
 #define PTX(meaning, ...) __VA_ARGS__
 #endif
 
-// Brings the 128 bytes around an address into L2.
+// Fetches the 128 bytes around an address into L2.
 __device__ inline void prefetch(const void* from) {
     PTX((void)from, asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from))));
 }
 
-// A place in shared memory whose address stays in a register: otherwise the compiler works it out again at each use.
+// A pointer to shared memory that stays in a register: otherwise the compiler recomputes it at each use.
 template <class T>
 __device__ inline T* held(T* shared) {
     PTX(return shared, u32 at = (u32)__cvta_generic_to_shared(shared); asm volatile("" : "+r"(at));
         return (T*)__cvta_shared_to_generic(at));
 }
 
-// A value that stays in a register as well.
+// A value that stays in a register.
 __device__ inline u32 held(u32 x) {
     PTX((void)0, asm volatile("" : "+r"(x)));
     return x;
 }
 
-// A value that has come from memory: nothing that follows comes before.
+// Marks a value as loaded from memory: later accesses are not moved before this.
 __device__ inline void arrived(float& x) { PTX((void)x, asm volatile("" : "+f"(x)::"memory")); }
 
-// What all lanes of a warp have alike, as the compiler then knows.
+// Tells the compiler that a value is the same in all lanes of a warp.
 __device__ inline u32 of_warp(u32 x) {
     PTX(return x, return __shfl_sync(0xffffffffu, x, 0));
 }
 
-// Keeps the compiler from taking an address in global memory apart: what is added to it is one instruction then.
+// Keeps the compiler from splitting an address in global memory, so that adding to it is one instruction.
 __device__ inline void opaque(const char*& address) {
     PTX((void)address, asm volatile("" : "+l"(address)); __builtin_assume(__isGlobal(address)));
 }
@@ -76,7 +77,7 @@ inline uint64_t join(u32 low, u32 high) { return (uint64_t)high << 32 | low; }
 
 inline float half_of(u32 pair, int upper) { return load(bf16{(unsigned short)(pair >> 16 * upper)}); }
 
-// Lane `lane`'s rows are those whose addresses the eight lanes of a matrix brought.
+// Lane `lane` receives from the rows whose addresses the eight lanes of a matrix passed.
 inline void load_matrices(u32 (&to)[4], const bf16* row, bool turned) {
     const Words* rows = warp_exchange((uint64_t)row, __FILE__, __LINE__);
     u32 lane = threadIdx.x % 32;
@@ -87,7 +88,7 @@ inline void load_matrices(u32 (&to)[4], const bf16* row, bool turned) {
     }
 }
 
-// As f16: rounded to the nearest, ties to even.
+// As f16: rounded to nearest, ties to even.
 inline u32 f16(float x) {
     u32 bits = __float_as_uint(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
     if (size > 0x7f800000u) return sign | 0x7e00u;
@@ -131,8 +132,8 @@ inline void multiply(float (&sums)[4], const u32 (&left)[4], u32 right1, u32 rig
 
 #endif
 
-// Four matrices of 8 x 8 from shared memory; lane l gives the address of row l % 8 of matrix l / 8, and gets of each
-// matrix the elements 2 (l % 4) and the next of row l / 4.
+// Loads four matrices of 8 x 8 from shared memory; lane l passes the address of row l % 8 of matrix l / 8, and receives
+// from each matrix the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
 __device__ inline void load_matrices(u32 (&to)[4], const bf16* row) {
     PTX(stand_in::load_matrices(to, row, false),
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -141,7 +142,7 @@ __device__ inline void load_matrices(u32 (&to)[4], const bf16* row) {
                      : "memory"));
 }
 
-// The same, each matrix transposed.
+// As load_matrices, with each matrix transposed.
 __device__ inline void load_turned(u32 (&to)[4], const bf16* row) {
     PTX(stand_in::load_matrices(to, row, true),
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -150,7 +151,7 @@ __device__ inline void load_turned(u32 (&to)[4], const bf16* row) {
                      : "memory"));
 }
 
-// Four matrices of 8 x 8 to shared memory; lanes give addresses and have elements as with `load_matrices`.
+// Stores four matrices of 8 x 8 to shared memory; addresses and elements of the lanes are as in `load_matrices`.
 __device__ inline void store_matrices(bf16* row, const u32 (&from)[4]) {
     PTX(stand_in::store_matrices(row, from),
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -159,9 +160,9 @@ __device__ inline void store_matrices(bf16* row, const u32 (&from)[4]) {
                      : "memory"));
 }
 
-// sums [16, 8] += left [16, 16] right [16, 8]. Lane l has of the sums the elements 2 (l % 4) and the next of rows
-// l / 4 and l / 4 + 8; of each 8 x 8 of the left (rows 0-7 and 8-15, then the same of columns 8-15) and of the
-// transposed right as load_matrices gives.
+// sums [16, 8] += left [16, 16] right [16, 8]. Lane l has the sums' elements 2 (l % 4) and 2 (l % 4) + 1 of rows l / 4
+// and l / 4 + 8; and of each 8 x 8 of the left (rows 0-7 and 8-15 of columns 0-7, then of columns 8-15) and of the
+// transposed right, the elements that load_matrices returns.
 __device__ inline void multiply(float (&sums)[4], const u32 (&left)[4], u32 right1, u32 right2) {
     PTX(stand_in::multiply(sums, left, right1, right2),
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -189,7 +190,7 @@ __device__ inline float power_of_two(float x) {
     return power;
 }
 
-// Two values as f16, `low` in the lower half; beyond 65,504 they are infinite.
+// Two values as f16, `low` in the lower half; above 65,504 they become infinite.
 __device__ inline u32 pack_f16(float low, float high) {
     u32 pair;
     PTX(pair = stand_in::f16(low) | stand_in::f16(high) << 16,
@@ -209,7 +210,7 @@ __device__ inline void unpack_f16(float& low, float& high, u32 pair) {
             : "r"(pair)));
 }
 
-// The smaller of two, where fminf would lose a NaN.
+// The smaller of two; unlike fminf, it propagates NaN.
 __device__ inline float least(float x, float y) {
     float least;
     PTX(least = x != x || x < y ? x : y, asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y)));
@@ -223,7 +224,7 @@ __device__ inline float reciprocal(float x) {
     return result;
 }
 
-// tanh x, at most a share of 2^-11 off. On the stand-in it is as far off: rounded to 11 bits.
+// tanh x with a relative error of at most 2^-11. The stand-in has the same error: it rounds to 11 bits.
 __device__ inline float tanh_for_bf16(float x) {
     float result;
     PTX(result = __uint_as_float((__float_as_uint(tanhf(x)) + 0x1000u) & ~0x1fffu),
@@ -231,27 +232,28 @@ __device__ inline float tanh_for_bf16(float x) {
     return result;
 }
 
-// Keeps the compiler from knowing what a pointer points at.
+// Hides from the compiler what a pointer refers to.
 template <class T>
 __device__ inline const T* opaque(const T* pointer) {
     PTX((void)0, asm volatile("" : "+l"(pointer)));
     return pointer;
 }
 
-// Says that this thread has come: what its block wrote before the last barrier is seen by whoever waits for it.
+// Signals that this thread has arrived: its block's writes before the last barrier are visible to threads that wait for
+// it.
 __device__ inline void arrive(u32* count) {
     PTX(__atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST),
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(__cvta_generic_to_global(count)) : "memory"));
 }
 
-// Raises what is there to `value` where that is larger.
+// Raises the value at an address to `value` where that is larger.
 __device__ inline void raise(u64* at, u64 value) {
     PTX(stand_in::raise(at, value),
         asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"(value)
                      : "memory"));
 }
 
-// Waits until `all` have come. They must run at the same time.
+// Waits until `all` threads have arrived. They must run concurrently.
 __device__ inline void await_arrivals(const u32* count, u32 all) {
     u32 seen;
     do {
@@ -263,7 +265,8 @@ __device__ inline void await_arrivals(const u32* count, u32 all) {
     } while (seen < all);
 }
 
-// Every thread of a block comes here: whether it is the last of `all` blocks to do so, and sees what the others wrote.
+// Called by every thread of a block: returns whether it is the last of `all` blocks, which then sees the writes of the
+// others.
 __device__ inline bool arrive_last(u32* count, u32 all, u32* shared) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -287,7 +290,7 @@ __device__ inline void copy_piece(void* to, const void* from, bool there) {
                      : "memory"));
 }
 
-// The same with 4 bytes.
+// As copy_piece, with 4 bytes.
 __device__ inline void copy_word(void* to, const void* from, bool there) {
     PTX(stand_in::copy_later(to, there ? from : nullptr, 4),
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)),
@@ -295,24 +298,24 @@ __device__ inline void copy_word(void* to, const void* from, bool there) {
                      : "memory"));
 }
 
-// The copies that this thread started since the last of these are one group.
+// Makes one group of the copies that this thread started since the last call.
 __device__ inline void end_copies() {
     PTX(stand_in::end_copies(), asm volatile("cp.async.commit_group;" ::: "memory"));
 }
 
-// Waits until no more than the last LEFT groups of this thread's copies are on their way.
+// Waits until at most the last LEFT groups of this thread's copies are in transfer.
 template <int LEFT>
 __device__ inline void wait_for_earlier_copies() {
     static_assert(LEFT > 0, "else all are waited for");
     PTX(stand_in::copy_now(LEFT), asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"));
 }
 
-// Barrier `id` of the block, 1 to 15, for `threads` threads in whole warps: says that this one has come.
+// Barrier `id` of the block, 1 to 15, for `threads` threads in whole warps: signals that this thread has arrived.
 __device__ inline void arrive_at(u32 id, u32 threads) {
     PTX(stand_in::arrive_at(id, threads), asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"));
 }
 
-// The same, and waits until all have: what they wrote before is seen.
+// As arrive_at, and waits until all threads have arrived: their earlier writes are then visible.
 __device__ inline void wait_at(u32 id, u32 threads) {
     PTX(stand_in::wait_at(id, threads, __FILE__, __LINE__),
         asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"));
@@ -323,7 +326,7 @@ __device__ inline void wait_for_copies() {
     PTX(stand_in::copy_now(), asm volatile("cp.async.wait_all;" ::: "memory"));
 }
 
-// Four of the eight bytes of `low` and `high`, each by a hexadecimal digit of `which`, the lowest first.
+// Selects four of the eight bytes of `low` and `high`, each by a hexadecimal digit of `which`, the lowest first.
 __device__ inline u32 pick_bytes(u32 low, u32 high, u32 which) {
 #ifdef CAPFUL_STAND_IN
     uint64_t both = (uint64_t)high << 32 | low;
@@ -336,7 +339,7 @@ __device__ inline u32 pick_bytes(u32 low, u32 high, u32 which) {
 }
 
 #ifdef EIGHT_BIT_UNITS
-// Two values as codes of 8 bits, `low` in the lower half; saturates. What they mean elsewhere is in fp8.cuh.
+// Two values as 8-bit codes, `low` in the lower half; saturates. Other GPUs use the equivalent in fp8.cuh.
 __device__ inline unsigned short convert_e4m3(float low, float high) {
     unsigned short pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -349,7 +352,7 @@ __device__ inline unsigned short convert_e5m2(float low, float high) {
     return pair;
 }
 
-// What two such codes stand for.
+// The numbers of two such codes.
 __device__ inline void expand_e4m3(unsigned short pair, float& low, float& high) {
     asm("{\n"
         "    .reg .b32 both;\n"

@@ -1,8 +1,8 @@
-// Random numbers that are a function of key and counter: Philox4x32-10 (Salmon et al. 2011), as core/src/random.rs has it.
+// Random numbers as a function of key and counter: Philox4x32-10 (Salmon et al. 2011), as in core/src/random.rs.
 #pragma once
 #include "common.cuh"
 
-// The block of four words of `counter`, in its place.
+// Replaces `counter` with its block of four words.
 __device__ inline void philox(u32 (&counter)[4], u32 low, u32 high) {
 #pragma unroll
     for (u32 round = 0; round < 10; round++) {

@@ -1,4 +1,4 @@
-// The product of one row: x [k] with weight [n, k], as fast as memory gives the weight.
+// Multiplies one row: x [k] with weight [n, k], as fast as the weight can be read from memory.
 #pragma once
 #include "pointwise/gelu.cuh"
 #include "vector.cuh"
@@ -7,16 +7,16 @@ struct RowArgs {
     const void* x;            // [k]
     const void* weight;       // [n, k]
     void* out;                // [n]
-    const void* bias;         // [n] or null, as x
-    const void* residual;     // [n] or null: added
+    const void* bias;         // [n] or null, of x's type
+    const void* residual;     // [n] or null: added to the result
     const void* before_gelu;  // [n] or null: the result is multiplied by gelu'(this)
-    void* activated;          // [n] or null: takes gelu(out)
+    void* activated;          // [n] or null: receives gelu(out)
     u32 n, k;
-    u32 accumulate;           // add to what is in out
+    u32 accumulate;           // add to the content of out
     u32 wide;                 // whether rows begin at multiples of 16 bytes
 };
 
-// What is added to the sum of row `at`; the bias is of type B.
+// The terms to add to the sum of row `at`; the bias is of type B.
 template <class B, class Out>
 __device__ inline float added_to_row(const RowArgs& a, u32 at) {
     float sum = a.bias ? load(((const B*)a.bias)[at]) : 0.0f;
@@ -32,8 +32,8 @@ __device__ inline void write_row(const RowArgs& a, u32 at, float value) {
     if (a.activated) ((Out*)a.activated)[at] = store<Out>(gelu<Out>(load(rounded)));
 }
 
-// This thread's share of the sums of ROWS neighbouring rows, those behind the last left out; `thread` of `threads`. The
-// weight leaves L2 to what is used again where it is read ONCE.
+// This thread's share of the sums of ROWS neighbouring rows, without those after the last row; `thread` of `threads`.
+// If the weight is read only ONCE, L2 is left to data that is used again.
 template <class X, class W, int N, int ROWS, int AT_ONCE, bool ONCE>
 __device__ inline void share(const RowArgs& a, const X* x, u32 row, u32 thread, u32 threads, float (&sums)[ROWS]) {
     const W* weight = (const W*)a.weight;

@@ -1,16 +1,16 @@
-// Attention with a window of one block: a query sees keys of its own tile and of the one before, which are blocks. A
-// block of threads, which is a warpgroup, walks along a stripe of a sequence's tiles, the next of which come while it
-// computes. Heads have 64 elements, and rows are whole pieces of 16 bytes. Sequences of two tiles have such a window
-// without a pattern.
+// Attention with a window of one block: a query sees keys of its own tile and of the previous tile; tiles are the
+// pattern's blocks. A thread block of one warpgroup walks along a stripe of a sequence's tiles, fetching the next tile
+// while it computes. Heads have 64 elements, and rows are whole pieces of 16 bytes. Sequences of two tiles are
+// equivalent to such a window even without a pattern.
 #pragma once
 #include "warpgroup.cuh"
 
 #ifdef WARPGROUPS
 
-// The tiles of a sequence that a block has, [first, last) of all; the grid's z is the stripes of a sequence. What comes
-// of them does not depend on how many there are.
+// The tiles [first, last) of a sequence that a block processes; the grid's z is the stripes of a sequence. The results
+// do not depend on the number of stripes.
 struct Stripe {
-    // Tiles of keys, and of values, that there is room for: two to look at and one on its way. Queries need one less.
+    // The stages for tiles of keys and of values: two in use and one in transfer. Queries need one less.
     static constexpr u32 KEYS = 3, QUERIES = 2;
 
     u32 tiles, first, last;
@@ -29,7 +29,7 @@ struct HeadRows {
     __device__ HeadRows(const void* all, u64 row, u32 stride, u32 column, u32 end)
         : first((bf16*)all + row * stride + column), stride(stride), end(end) {}
 
-    // Starts copying tile `index`; zeros behind the last row.
+    // Starts copying tile `index`; zeros after the last row.
     __device__ void fetch(bf16* tile, u32 index) const {
         constexpr u32 STEP = THREADS / 8;
         u32 r = threadIdx.x / 8, c = threadIdx.x % 8, rows = end - SIDE * index;
@@ -39,7 +39,7 @@ struct HeadRows {
         for (u32 i = 0; i < SIDE; i += STEP) copy_piece(to + i * SIDE, from + (u64)i * stride, r + i < rows);
     }
 
-    // Writes a warp's 16 rows from `row` on.
+    // Writes a warp's 16 rows to the rows from `row` on.
     __device__ void write(const Row<SIDE>* rows, u32 row) const {
         u32 r = threadIdx.x % 32 / 8, c = threadIdx.x % 8 * 8;
         bf16* to = first + (u64)(row + r) * stride + c;
@@ -57,8 +57,7 @@ __device__ inline void fill(float (&sums)[8][4], float with) {
         for (int e = 0; e < 4; e++) sums[n][e] = with;
 }
 
-// Hides the later keys from the queries of the same tile; a warp's rows, from `own` on, are queries, or keys where
-// TURNED.
+// Masks the later keys for the queries of the same tile; a warp's rows, from `own` on, are queries, or keys if TURNED.
 template <bool TURNED>
 __device__ inline void hide_later(float (&scores)[8][4], u32 own) {
     int lane = threadIdx.x % 32, ahead = (int)own + lane / 4 - lane % 4 * 2;
@@ -71,8 +70,9 @@ __device__ inline void hide_later(float (&scores)[8][4], u32 own) {
         }
 }
 
-// Attention of the 64 queries at `left` with TILES tiles of keys, the last of which is their own and all of the others
-// earlier; a warp's are 16 of them, from `row` of the sequence on, which it writes by way of `rows`.
+// Attention of the 64 queries at `left` to TILES tiles of keys; the last tile has the queries' own positions, the
+// others are earlier. A warp has 16 of the queries, from `row` of the sequence on, and writes their outputs through
+// `rows`.
 template <u32 TILES>
 __device__ inline void attend(const AttentionArgs& a, Matrix left, const Matrix (&keys)[TILES],
                               const Matrix (&values)[TILES], Row<SIDE>* rows, const HeadRows& outs, float* log_sum,
@@ -93,7 +93,7 @@ __device__ inline void attend(const AttentionArgs& a, Matrix left, const Matrix 
         largest[h] = largest_of_row(largest[h]);
     }
     const float base[2] = {base_of(largest[0], c), base_of(largest[1], c)};
-    // The second half's weights are made while the first half's product runs.
+    // The second half's weights are computed while the first half's multiplication runs.
 #pragma unroll
     for (u32 t = 0; t < TILES; t++) {
         u32 weights[4][4];

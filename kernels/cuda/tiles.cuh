@@ -1,11 +1,11 @@
-// Tiles of bf16 rows in shared memory, and their products by a warp on tensor cores. A warp has 16 rows of the left
-// factor and of the product; lane l has of the product the columns 2 (l % 4) and the next of every eight, of rows
-// l / 4 (the first two of a float[4]) and l / 4 + 8 (the others).
+// Tiles of bf16 rows in shared memory, and their multiplication by a warp on tensor cores. A warp has 16 rows of the
+// left factor and of the result; of the result, lane l has the columns 2 (l % 4) and 2 (l % 4) + 1 of every eight
+// columns, in rows l / 4 (the first two of a float[4]) and l / 4 + 8 (the others).
 #pragma once
 #include "attention/attention.cuh"
 #include "ptx.cuh"
 
-// A head padded to SIZE. The 16 bytes behind it put the same column of eight rows into different banks.
+// A head padded to SIZE. The additional 16 bytes put the same column of eight rows into different banks.
 template <int SIZE>
 using Row = bf16[SIZE + 8];
 
@@ -13,7 +13,7 @@ using Row = bf16[SIZE + 8];
 struct Part {
     bf16* first;
     u32 stride, size;
-    // Whether each row is whole pieces of 16 bytes, at multiples of 16.
+    // Whether each row consists of whole pieces of 16 bytes, at multiples of 16.
     bool whole;
 
     __device__ Part(const void* rows, u64 row, u32 stride, u32 column, u32 size)
@@ -47,14 +47,14 @@ __device__ inline void fetch(Row<SIZE>* tile, const Part& part, u32 row, u32 end
     }
 }
 
-// Elements [column, column + 16) of the 16 rows at `rows` as a left factor.
+// Loads elements [column, column + 16) of the 16 rows at `rows` as a left factor.
 template <int SIZE>
 __device__ inline void load_left(u32 (&left)[4], const Row<SIZE>* rows, u32 column) {
     u32 lane = threadIdx.x % 32;
     load_matrices(left, &rows[lane % 16][column + lane / 16 * 8]);
 }
 
-// A left factor of 16 rows of shared memory; HELD: in registers from the beginning, else read when it is used.
+// A left factor of 16 rows of shared memory; if HELD, in registers from the beginning, else read at each use.
 template <int SIZE, bool HELD>
 struct Left {
     const Row<SIZE>* rows;
@@ -72,7 +72,7 @@ struct Left {
     }
 };
 
-// sums [16, 8 N] = left [16, SIZE] times the transposed 8 N rows at `right`.
+// sums [16, 8 N] = left [16, SIZE] times the transpose of the 8 N rows at `right`.
 template <int SIZE, bool HELD, int N>
 __device__ inline void multiply_turned(float (&sums)[N][4], Left<SIZE, HELD>& left, const Row<SIZE>* right) {
     u32 lane = threadIdx.x % 32;
@@ -112,10 +112,10 @@ __device__ inline void multiply_add(float (&sums)[SIZE / 8][4], const float (&le
 }
 
 // The first tile of SIDE rows from `from` on, up to `end`, for which `seen(tile, tile's end)`; `end` if there is none.
-// The warp's lanes look at 32 tiles at a time.
+// The warp's lanes check 32 tiles at a time.
 template <u32 SIDE, class Seen>
 __device__ inline u32 next_tile(u32 from, u32 end, Seen seen) {
-    // Most often the very next.
+    // Most often the very next tile.
     if (from >= end || seen(from, min(from + SIDE, end))) return min(from, end);
     u32 lane = threadIdx.x % 32;
     for (; from < end; from += 32 * SIDE) {
@@ -126,8 +126,8 @@ __device__ inline u32 next_tile(u32 from, u32 end, Seen seen) {
     return end;
 }
 
-// Scores of the 16 queries from `row` with the 8 N keys from `column` (of keys with queries where TURNED): those that
-// the pattern hides become -infinity. The pattern is dense, or its blocks are whole sixteens.
+// Scores of the 16 queries from `row` with the 8 N keys from `column` (of keys with queries if TURNED): the scores that
+// the pattern masks become -infinity. The pattern is dense, or its block size is a multiple of 16.
 template <bool TURNED, int N>
 __device__ inline void hide(float (&scores)[N][4], const Pattern& pattern, u32 row, u32 column) {
     u32 i0 = TURNED ? column : row, i_end = i0 + (TURNED ? 8 * N : 16);
@@ -136,7 +136,8 @@ __device__ inline void hide(float (&scores)[N][4], const Pattern& pattern, u32 r
     if (whole && j_end <= i0 + 1) return;
     u32 lane = threadIdx.x % 32, eights = FULL_WARP;
     if (!whole) {
-        // 16 rows lie in one block, and so do eight columns: a lane an eight looks whether the pattern has the pair.
+        // 16 rows lie in one block, and so do eight columns: each lane checks one group of eight columns against the
+        // pattern.
         u32 c0 = column + lane % N * 8;
         eights = __ballot_sync(FULL_WARP, pattern.sees(TURNED ? c0 + 7 : row + 15, TURNED ? row : c0));
     }
@@ -149,7 +150,7 @@ __device__ inline void hide(float (&scores)[N][4], const Pattern& pattern, u32 r
         }
 }
 
-// The first keys that a warp's 16 queries see by their documents, of which a lane has two.
+// The first keys that a warp's 16 queries see because of documents; a lane has two of them.
 template <bool MASKED>
 struct FirstKeys {
     u32 of[2], least;
@@ -159,7 +160,7 @@ struct FirstKeys {
         for (int h = 0; h < 2; h++) of[h] = documents.first_seen(row + threadIdx.x % 32 / 4 + 8 * h);
     }
 
-    // Scores with the 8 N keys from `column` on: those with keys of documents before become -infinity.
+    // Scores with the 8 N keys from `column` on: the scores of keys in earlier documents become -infinity.
     template <int N>
     __device__ void hide(float (&scores)[N][4], u32 column) const {
         if (!MASKED || of[1] <= column) return;
@@ -172,8 +173,8 @@ struct FirstKeys {
     }
 };
 
-// Scores of a warp's 16 keys from `row` on with the 8 N queries from `column` on, whose offsets lie there: those with queries of
-// documents behind become -infinity.
+// Scores of a warp's 16 keys from `row` on with the 8 N queries from `column` on, which have these `offsets`: the
+// scores of queries in later documents become -infinity.
 template <bool MASKED, int N>
 __device__ inline void hide_before(float (&scores)[N][4], u32 row, u32 column, const u32* offsets) {
     if constexpr (MASKED) {
@@ -190,8 +191,7 @@ __device__ inline void hide_before(float (&scores)[N][4], u32 row, u32 column, c
     }
 }
 
-// Hides where sequences of `length` rows, a power of two, follow each other what is of another sequence or
-// later.
+// Where sequences of `length` rows, a power of two, are contiguous, masks keys of other sequences and later keys.
 template <bool TURNED, int N>
 __device__ inline void hide_others(float (&scores)[N][4], u32 length, u32 row, u32 column) {
     u32 lane = threadIdx.x % 32;
@@ -204,12 +204,12 @@ __device__ inline void hide_others(float (&scores)[N][4], u32 length, u32 row, u
         }
 }
 
-// Where the log_sum of head `head` of row `i` lies, with rows of sequences of `length` that follow each other.
+// The index of the log_sum of head `head` of row `i`, where sequences of `length` rows are contiguous.
 __device__ inline u64 place(u32 i, u32 length, u32 heads, u32 head) {
     return ((u64)(i / length) * heads + head) * length + i % length;
 }
 
-// Rounds 16 rows of a warp's sums, times a scale for each half of them, into shared memory.
+// Rounds 16 rows of a warp's sums, with a scale for each half of the rows, into shared memory.
 template <int SIZE>
 __device__ inline void put(Row<SIZE>* rows, const float (&sums)[SIZE / 8][4], float scale1, float scale2) {
     u32 lane = threadIdx.x % 32;
@@ -246,10 +246,10 @@ __device__ inline void write(const Part& part, const Row<SIZE>* rows, u32 row, u
     __syncwarp();
 }
 
-// The largest of `so_far` and of a lane's scores of its first row (h = 0) or second.
+// The maximum of `so_far` and of a lane's scores in its first row (h = 0) or second.
 template <int N>
 __device__ inline float largest_of(const float (&scores)[N][4], int h, float so_far) {
-    // Two halves at a time, so that neither waits for the other.
+    // Two independent chains, so that neither waits for the other.
     float other = scores[0][2 * h];
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -257,16 +257,16 @@ __device__ inline float largest_of(const float (&scores)[N][4], int h, float so_
     return fmaxf(so_far, other);
 }
 
-// The largest that the four lanes of a row have.
+// The maximum over the four lanes of a row.
 __device__ inline float largest_of_row(float own) {
     own = fmaxf(own, __shfl_xor_sync(FULL_WARP, own, 1));
     return fmaxf(own, __shfl_xor_sync(FULL_WARP, own, 2));
 }
 
-// What weights are relative to, as a power of two; where nothing is seen yet a number as well.
+// The base that weights are relative to, as an exponent of two; finite even if no score has been seen.
 __device__ inline float base_of(float largest, float c) { return largest == -INFINITY ? 0.0f : largest * c; }
 
-// Turns scores, `c` times which are powers of two, into weights, relative to a base, and adds up this lane's.
+// Turns scores into weights relative to a base, and sums this lane's; `c` times a score is an exponent of two.
 template <int N>
 __device__ inline void make_weights(float (&scores)[N][4], const float (&base)[2], float (&total)[2], float c) {
     float sum[4] = {};
@@ -281,11 +281,11 @@ __device__ inline void make_weights(float (&scores)[N][4], const float (&base)[2
     for (int h = 0; h < 2; h++) total[h] += sum[2 * h] + sum[2 * h + 1];
 }
 
-// Online softmax of a warp's 16 rows: turns scores into weights, relative to the largest scores so far or to ones that
-// they exceed by less than 2^8: sums are brought to larger ones no more often than that, for it costs as much as a
-// product does.
+// Online softmax of a warp's 16 rows: turns scores into weights relative to a base, which is the largest score so far
+// or is exceeded by it by a factor below 2^8: rescaling the sums costs as much as a matrix multiplication, so the base
+// is raised no more often than that.
 struct Softmax {
-    // Its multiples of the scores are powers of two.
+    // Scores times c are exponents of two.
     float c;
     float largest[2] = {-INFINITY, -INFINITY}, total[2] = {}, before[2] = {1, 1};
     bool raised = false;
@@ -303,7 +303,7 @@ struct Softmax {
         if (raised)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                // Nothing seen yet: keep the power's argument a number.
+                // No score seen yet: keep the exponent finite.
                 before[h] = now[h] == -INFINITY ? 0.0f : power_of_two((largest[h] - now[h]) * c);
                 largest[h] = now[h];
                 total[h] *= before[h];
@@ -312,7 +312,7 @@ struct Softmax {
         make_weights(scores, base, total, c);
     }
 
-    // Brings the sums so far to the last weights.
+    // Rescales the sums so far to the current base.
     template <int N>
     __device__ void settle(float (&sums)[N][4]) const {
         if (!raised) return;
@@ -322,7 +322,7 @@ struct Softmax {
             for (int e = 0; e < 4; e++) sums[n][e] *= before[e / 2];
     }
 
-    // The sum of a row's powers, of the lanes that have its scores.
+    // The sum of a row's weights over the lanes that have its scores.
     __device__ float row_total(int h) const {
         float sum = total[h];
         sum += __shfl_xor_sync(FULL_WARP, sum, 1);
@@ -330,7 +330,7 @@ struct Softmax {
     }
 };
 
-// Writes 16 rows of outputs, by way of shared memory, and their log_sum, which of row i lies at `place(i)`.
+// Writes 16 rows of outputs, through shared memory, and their log_sum, whose index for row i is `place(i)`.
 template <int SIZE, class Place>
 __device__ inline void finish(const AttentionArgs& a, Row<SIZE>* rows, const float (&sums)[SIZE / 8][4],
                               const Softmax& softmax, u64 first, u32 head, u32 row, u32 end, Place place) {
@@ -352,7 +352,7 @@ __device__ inline void turn_back(float& low, float& high, float cosine, float si
     high = high * cosine - before * sine;
 }
 
-// Turns back 16 rows in shared memory; the first is row `row` of all.
+// Rotates 16 rows in shared memory back; the first is row `row` of all rows.
 template <int SIZE>
 __device__ inline void turn_back(Row<SIZE>* rows, const AttentionGradArgs& a, u64 row) {
     u32 pairs = a.dims / 2, first = row % a.period;
@@ -363,11 +363,11 @@ __device__ inline void turn_back(Row<SIZE>* rows, const AttentionGradArgs& a, u6
     __syncwarp();
 }
 
-// The angles by which 16 rows of a warp's sums are turned back, where 16, 32 or all of a head's elements are: the lane that
-// has one has the other of its pair. h is a half of the rows.
+// The angles for rotating 16 rows of a warp's sums back, where 16, 32 or all of a head's elements are rotated: one lane
+// then has both elements of each pair. h is a half of the rows.
 template <int SIZE>
 struct TurnBack {
-    // Two cosines and sines each.
+    // Two cosines and two sines each.
     Piece of[2][SIZE / 16];
 
     static __device__ bool paired(const AttentionGradArgs& a) {
@@ -375,7 +375,7 @@ struct TurnBack {
         return some && a.dims <= SIZE && (u64)a.table % sizeof(Piece) == 0;
     }
 
-    // The first row is row `row` of all.
+    // The first row is row `row` of all rows.
     __device__ void ask(const AttentionGradArgs& a, u64 row, int h) {
         u32 lane = threadIdx.x % 32, at = (u32)(row + lane / 4 + 8 * h) % a.period;
         const Piece* angles = (const Piece*)(a.table + (u64)at * a.dims) + lane % 4;
@@ -384,7 +384,7 @@ struct TurnBack {
             if (16 * n < a.dims) of[h][n] = angles[4 * n];
     }
 
-    // Of both halves.
+    // Loads the angles for both halves.
     __device__ void ask(const AttentionGradArgs& a, u64 row) {
         for (int h = 0; h < 2; h++) ask(a, row, h);
     }
@@ -412,8 +412,8 @@ struct TurnBack {
     }
 };
 
-// Rounds 16 rows of sums, times the scale, into shared memory, turned back; the first is row `row` of all. ASKED: whether
-// the angles were asked for before, as they are for pairs.
+// Rounds 16 rows of sums, times the scale and rotated back, into shared memory; the first is row `row` of all rows.
+// ASKED: whether the angles were loaded before, as they are for pairs.
 template <int SIZE, bool ASKED = false>
 __device__ inline void put_back(Row<SIZE>* rows, float (&sums)[SIZE / 8][4], const AttentionGradArgs& a, u64 row,
                                 TurnBack<SIZE> angles = {}) {

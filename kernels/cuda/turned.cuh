@@ -1,10 +1,10 @@
-// Tiles of codes in shared memory, on their way to a transposed copy.
+// Tiles of codes in shared memory, to be written as a transposed copy.
 #pragma once
 #include "fp8.cuh"
 
-// Sides of a tile, and what a thread converts at a time: the codes are 16 bytes.
+// The side of a tile, and the number of elements that a thread converts at a time: their codes are 16 bytes.
 constexpr u32 TILE = 64, RUN = 16;
-// Threads that write a tile. A block reads one with four times as many: one a row and a run of it.
+// Threads that write a tile. A block that reads one has four times as many: each reads one run of one row.
 constexpr u32 WRITERS = 64;
 
 struct alignas(16) CodeRun {
@@ -19,16 +19,16 @@ __device__ inline void put(unsigned char* to, const u32 (&codes)[RUN / 4]) {
 }
 
 struct CodeTile {
-    // A word longer than a row, so that a thread's words of a column lie in banks of their own.
+    // One word longer than a row, so that a thread's words of a column are in different banks.
     u32 rows[TILE][TILE / 4 + 1];
 
-    // A run of row `row` from `column` on.
+    // Stores a run of row `row` from `column` on.
     __device__ void take(u32 row, u32 column, const u32 (&codes)[RUN / 4]) {
 #pragma unroll
         for (u32 i = 0; i < RUN / 4; i++) rows[row][column / 4 + i] = codes[i];
     }
 
-    // Thread `t` of those that write has a run of each of four columns: calls `visit(column, row, codes)`.
+    // Thread `t` of the writing threads has a run of each of four columns: calls `visit(column, row, codes)`.
     template <class Visit>
     __device__ void turn(u32 t, Visit visit) const {
         u32 word = t % 16, row = t / 16 * RUN, turned[4][RUN / 4];

@@ -1,15 +1,15 @@
-// Neighbouring values read and written 16 bytes at a time, and rows of them held in registers.
+// Neighbouring values read and written 16 bytes at a time, and rows of them in registers.
 //
-// A kernel for rows comes in two widths: WIDE<T> values a thread where rows begin at multiples of 16 bytes, as the
-// host says in `wide`, else one value.
+// A kernel for rows has two widths: WIDE<T> values for each thread where rows begin at multiples of 16 bytes, as the
+// host sets in `wide`, else one value.
 #pragma once
 #include "ptx.cuh"
 
-// Values of 16 bytes.
+// The number of values in 16 bytes.
 template <class T>
 constexpr int WIDE = 16 / sizeof(T);
 
-// `N` values as they are stored, in pieces of at most 16 bytes; N is 1 or a multiple of WIDE<T>.
+// `N` values in their storage type, in pieces of at most 16 bytes; N is 1 or a multiple of WIDE<T>.
 template <class T, int N>
 struct alignas(N == 1 ? sizeof(T) : 16) Vector {
     T x[N];
@@ -20,7 +20,7 @@ __device__ inline Vector<T, N> fetch(const T* from) {
     return *(const Vector<T, N>*)from;
 }
 
-// The same for what will not be read again soon: it makes room in L2 first.
+// As fetch, for data that will not be read again soon: it is evicted from L2 first.
 template <class T, int N>
 __device__ inline Vector<T, N> fetch_once(const T* from) {
 #ifndef CAPFUL_STAND_IN
@@ -43,7 +43,7 @@ __device__ inline void unpack(float (&to)[N], const Vector<bf16, N>& from) {
     if constexpr (N == 1) {
         to[0] = load(from.x[0]);
     } else {
-        // By words, one instruction a value.
+        // By words, with one instruction for each value.
         const u32* words = (const u32*)from.x;
 #pragma unroll
         for (int i = 0; i < N; i++) to[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
@@ -75,7 +75,7 @@ __device__ inline void write(bf16* to, const float (&from)[N]) {
     }
 }
 
-// The same; leaves in `x` what can be read there.
+// As write; also replaces `x` with the values as stored.
 template <int N>
 __device__ inline void write_rounded(float* to, float (&x)[N]) {
     write(to, x);
@@ -98,7 +98,7 @@ __device__ inline void write_rounded(bf16* to, float (&x)[N]) {
     }
 }
 
-// What could be read where `x` is stored as `T`.
+// Rounds `x` to the values that are stored in type `T`.
 template <class T, int N>
 __device__ inline void round_to(float (&x)[N]) {
     Vector<T, N> stored;
@@ -106,7 +106,7 @@ __device__ inline void round_to(float (&x)[N]) {
     unpack(x, stored);
 }
 
-// Keeps the compiler from holding what it made of `vector` before.
+// Keeps the compiler from caching values that it computed from `vector` before.
 template <class T, int N>
 __device__ inline void opaque(Vector<T, N>& vector) {
 #ifndef CAPFUL_STAND_IN
@@ -117,7 +117,7 @@ __device__ inline void opaque(Vector<T, N>& vector) {
 #endif
 }
 
-// Writes what will not be read again soon.
+// Writes data that will not be read again soon.
 template <int N, class T>
 __device__ inline void write_once(T* to, const float (&from)[N]) {
 #ifndef CAPFUL_STAND_IN
@@ -132,8 +132,8 @@ __device__ inline void write_once(T* to, const float (&from)[N]) {
 }
 
 // A row for `THREADS` threads, `N` neighbouring values each at a time: a thread's first HELD such vectors stay in
-// registers, all of which are asked for at once; further ones are read each time. ONCE: those held, and what
-// each_back reads, leave L2 to the others.
+// registers, and are all loaded at once; further ones are read each time. ONCE: the vectors in registers, and those
+// that each_back reads, leave L2 to other data.
 template <class T, int N, int THREADS, int HELD, bool ONCE = false>
 struct Row {
     const T* from;
@@ -166,7 +166,7 @@ struct Row {
         }
     }
 
-    // The same, of those that are not held the last ones first: L2 has what `each` read last.
+    // As each, with the vectors that are not in registers in reverse order: L2 has those that `each` read last.
     template <class Visit>
     __device__ void each_back(Visit visit) const {
         float x[N];
@@ -190,14 +190,14 @@ struct Row {
     }
 };
 
-// A number of values known to the compiler.
+// A number of values as a compile-time constant.
 template <int N>
 struct Count {
     static constexpr int value = N;
 };
 
-// Calls `visit(Count<N>(), first)` for values that have no rows: a thread WIDE<T> of them if `wide`, and the threads
-// after those one each of what is left.
+// Calls `visit(Count<N>(), first)` for values without rows: each thread has WIDE<T> of them if `wide`, and the threads
+// after those have one each of the rest.
 template <class T, class Visit>
 __device__ inline void each_wide(u64 count, bool wide, Visit visit) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x, vectors = wide ? count / WIDE<T> : 0;

@@ -1,4 +1,4 @@
-// Tiles for warpgroups: rows of one head padded to 64 bf16, swizzled as wgmma.cuh says, and their products.
+// Tiles for warpgroups: rows of one head padded to 64 bf16, swizzled as in wgmma.cuh, and their matrix multiplications.
 #pragma once
 #include "tiles.cuh"
 #include "wgmma.cuh"
@@ -13,11 +13,11 @@ __device__ inline const bf16* piece_at(const bf16* rows, u32 row, u32 piece) {
     return piece_at((bf16*)rows, row, piece);
 }
 
-// Starts copying rows [row, row + ROWS) to a tile; zeros for rows from `end` on and beyond the head's size. A warpgroup
-// does it.
+// Starts copying rows [row, row + ROWS) to a tile; zeros for rows from `end` on and beyond the head's size. Called by
+// one warpgroup.
 template <u32 ROWS = SIDE>
 __device__ inline void fetch_swizzled(bf16* tile, const Part& part, u32 row, u32 end) {
-    // A multiple of eight, so that a thread's pieces lie alike in their rows.
+    // A multiple of eight, so that a thread's pieces have the same position in their rows.
     constexpr u32 STEP = THREADS / 8;
     u32 thread = threadIdx.x % THREADS;
     if (part.whole) {
@@ -42,21 +42,21 @@ __device__ inline void fetch_swizzled(bf16* tile, const Part& part, u32 row, u32
     }
 }
 
-// Waits for the copies of all threads, for products to read.
+// Waits for the copies of all threads, so that matrix multiplications can read them.
 __device__ inline void await_tiles() {
     wait_for_copies();
     show_to_products();
     __syncthreads();
 }
 
-// Starts sums = 64 rows times 64 transposed rows, or sums += that.
+// Starts sums = 64 rows times the transpose of 64 rows, or sums += that.
 __device__ inline void start_turned(float (&sums)[8][4], Matrix left, Matrix right, bool add = false) {
 #pragma unroll
     for (int k = 0; k < 4; k++) multiply_group_by_rows(sums, left, right, 16 * k, add || k > 0);
     end_products();
 }
 
-// The product of the same row of two tiles; a lane of four has a quarter of it.
+// The dot product of the same row of two tiles; each of four lanes has a quarter of it.
 __device__ inline float row_dot(const bf16* left, const bf16* right, u32 row) {
     float sum = 0;
 #pragma unroll
@@ -73,7 +73,7 @@ __device__ inline float row_dot(const bf16* left, const bf16* right, u32 row) {
     return sum + __shfl_xor_sync(FULL_WARP, sum, 2);
 }
 
-// Scores, `c` times which are powers of two, to probabilities, by the log-sum of each row, to base 2.
+// Turns scores into probabilities, with the log-sum of each row to base 2; `c` times a score is an exponent of two.
 __device__ inline void weigh_rows(float (&scores)[8][4], float c, const float (&log_sum)[2]) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -81,7 +81,8 @@ __device__ inline void weigh_rows(float (&scores)[8][4], float c, const float (&
         for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - log_sum[e / 2]);
 }
 
-// The same by the log-sum of each column, `unit` times which is to base 2: natural ones but where they were stored otherwise.
+// As weigh_rows, with the log-sum of each column; `unit` converts it to base 2: from natural, unless it is stored
+// otherwise.
 __device__ inline void weigh_columns(float (&scores)[8][4], float c, const float* log_sums, float unit = LOG2_E) {
     const float* own = log_sums + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -92,8 +93,8 @@ __device__ inline void weigh_columns(float (&scores)[8][4], float c, const float
     }
 }
 
-// Gradients of probabilities, less their mean, to those of their scores: minus the mean is what their sums began with, so that
-// it takes no instruction behind the product.
+// Turns gradients of probabilities, minus their mean, into gradients of scores. The sums began with minus the mean, so
+// it takes no instruction after the multiplication.
 __device__ inline void derive(float (&gradients)[8][4], const float (&weights)[8][4]) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -101,7 +102,7 @@ __device__ inline void derive(float (&gradients)[8][4], const float (&weights)[8
         for (int e = 0; e < 4; e++) gradients[n][e] *= weights[n][e];
 }
 
-// Minus the mean of each row.
+// Initialises the sums with minus the mean of each row.
 __device__ inline void begin_with_rows(float (&sums)[8][4], const float (&mean)[2]) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -109,7 +110,7 @@ __device__ inline void begin_with_rows(float (&sums)[8][4], const float (&mean)[
         for (int e = 0; e < 4; e++) sums[n][e] = -mean[e / 2];
 }
 
-// What lies there of each column.
+// Initialises the sums with the stored value of each column.
 __device__ inline void begin_with_columns(float (&sums)[8][4], const float* columns) {
     const float* own = columns + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -118,7 +119,7 @@ __device__ inline void begin_with_columns(float (&sums)[8][4], const float* colu
         for (int e = 0; e < 4; e++) sums[n][e] = own[8 * n + e % 2];
 }
 
-// Gradients of probabilities to those of their scores, by the mean of each column.
+// Turns gradients of probabilities into gradients of scores, with the mean of each column.
 __device__ inline void derive_columns(float (&gradients)[8][4], const float (&weights)[8][4], const float* means) {
     const float* own = means + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -146,7 +147,7 @@ __device__ inline void start_adding(float (&sums)[8][4], const u32 (&left)[K][4]
     end_products();
 }
 
-// Starts sums += the transposed 64 rows at `left` times 64 rows; or sums = that.
+// Starts sums += the transpose of the 64 rows at `left` times 64 rows; or sums = that.
 __device__ inline void start_adding_turned(float (&sums)[8][4], Matrix left, Matrix right, bool add = true) {
 #pragma unroll
     for (int k = 0; k < 4; k++)
@@ -154,7 +155,7 @@ __device__ inline void start_adding_turned(float (&sums)[8][4], Matrix left, Mat
     end_products();
 }
 
-// Stores a warp's 16 rows, rounded as a left factor, in a tile from `row` on.
+// Stores a warp's 16 rows, already rounded as a left factor, in a tile from `row` on.
 __device__ inline void put_left(bf16* tile, const u32 (&pairs)[4][4], u32 row) {
     u32 lane = threadIdx.x % 32;
 #pragma unroll
@@ -164,8 +165,8 @@ __device__ inline void put_left(bf16* tile, const u32 (&pairs)[4][4], u32 row) {
             *(u32*)(piece_at(tile, row + lane / 4 + e % 2 * 8, 2 * k + e / 2) + lane % 4 * 2) = pairs[k][e];
 }
 
-// The sums by columns of what a warpgroup writes of one part of a head: each warp has those of its own rows, which may be
-// added up behind a barrier of the warpgroup.
+// The column sums of the rows that a warpgroup writes of one part of a head: each warp sums its own rows, and the sums
+// of the warps may be added after a barrier of the warpgroup.
 struct ColumnSums {
     struct alignas(8) Two {
         float x, y;
@@ -173,14 +174,14 @@ struct ColumnSums {
 
     alignas(8) float of[4][SIDE];
 
-    // Before any rows.
+    // Called before any rows.
     __device__ void clear() {
         float* own = of[threadIdx.x / 32 % 4];
         own[threadIdx.x % 32] = own[32 + threadIdx.x % 32] = 0;
         __syncwarp();
     }
 
-    // Adds a warp's 16 rows as they are stored, zeros behind a sequence's last: a product with ones.
+    // Adds a warp's 16 rows as they are stored, with zeros after a sequence's last row: a multiplication with ones.
     __device__ void add(const Row<SIDE>* rows) {
         u32 lane = threadIdx.x % 32, one = pack(1, 1), ones[4] = {one, one, one, one};
         u32 columns[4][4];
@@ -189,7 +190,7 @@ struct ColumnSums {
         for (u32 c = 0; c < 4; c++) load_turned(columns[c], &rows[lane % 16][16 * c + lane / 16 * 8]);
 #pragma unroll
         for (u32 c = 0; c < 8; c++) multiply(sums[c], ones, columns[c / 2][c % 2 * 2], columns[c / 2][c % 2 * 2 + 1]);
-        // All rows of the product are alike.
+        // All rows of the result are equal.
         if (lane < 4) {
             Two *own = (Two*)of[threadIdx.x / 32 % 4] + lane, so_far[8];
 #pragma unroll

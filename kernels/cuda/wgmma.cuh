@@ -1,4 +1,4 @@
-// Products of a warpgroup, four warps that follow each other (wgmma), and what they mean on the stand-in driver.
+// Matrix multiplications of a warpgroup, four consecutive warps (wgmma), and their equivalents for the stand-in driver.
 #pragma once
 #include "ptx.cuh"
 
@@ -8,17 +8,17 @@
 
 namespace stand_in {
 
-// Element (row, column) of rows of 64 as warpgroups read them.
+// Element (row, column) of rows of 64 in the layout for warpgroups.
 inline float of_swizzled(const bf16* rows, u32 row, u32 column) {
     return load(rows[64 * row + (column / 8 ^ row % 8) * 8 + column % 8]);
 }
 
-// Of the left factor's 16 columns, what a lane multiplies: of rows lane / 4 and lane / 4 + 8 of its warp's 16.
+// A lane's elements of the left factor's 16 columns: rows lane / 4 and lane / 4 + 8 of its warp's 16 rows.
 struct Left {
     float rows[2][16];
 };
 
-// Of elements in shared memory, for the whole warpgroup.
+// From elements in shared memory, for the whole warpgroup.
 template <class Element>
 inline Left left_of(Element element) {
     Left left;
@@ -28,7 +28,7 @@ inline Left left_of(Element element) {
     return left;
 }
 
-// Of registers, as `multiply`'s.
+// From registers, in the layout of `multiply`.
 inline Left left_in(const u32 (&own)[4]) {
     const Words* words = warp_exchange(Words{{join(own[0], own[1]), join(own[2], own[3]), 0}}, __FILE__, __LINE__);
     Left left;
@@ -39,7 +39,7 @@ inline Left left_in(const u32 (&own)[4]) {
     return left;
 }
 
-// A lane's sums, of two columns in eight; `right` gives an element by k and column.
+// A lane's sums, of two columns in eight; `right` returns an element by k and column.
 template <int N, class Right>
 inline void add_products(float (&sums)[N][4], const Left& left, bool add, Right right) {
     u32 pair = threadIdx.x % 4 * 2;
@@ -67,14 +67,14 @@ inline void multiply_group_by_rows(float (&sums)[N][4], const u32 (&left)[4], co
     add_products(sums, left_in(left), add, [&](u32 k, u32 c) { return of_swizzled(rows, c, first + k); });
 }
 
-// The left factor lies transposed: a row of it is a column.
+// The left factor is transposed: its rows are columns.
 template <int N>
 inline void multiply_group_turned_by_columns(float (&sums)[N][4], const bf16* left, const bf16* rows, bool add) {
     add_products(sums, left_of([&](u32 r, u32 k) { return of_swizzled(left, k, r); }), add,
                  [&](u32 k, u32 c) { return of_swizzled(rows, k, c); });
 }
 
-// Of the right factor's rows every 64 columns lie `panel` elements further.
+// Every 64 columns of the right factor's rows are `panel` elements apart.
 inline float of_panels(const bf16* rows, u32 panel, u32 k, u32 c) { return of_swizzled(rows + c / 64 * panel, k, c % 64); }
 
 // The left factor's 16 columns from `first` on are in shared memory.
@@ -94,19 +94,20 @@ inline void multiply_group_by_columns(float (&sums)[N][4], const u32 (&left)[4],
 
 #endif
 
-// Products of a warpgroup, four warps that follow each other: sums [64, 64], [64, 128], [64, 192] or [64, 256], of which a warp has 16
-// rows as of `multiply`'s. Factors in shared memory are rows of 64 elements, whose pieces of 16 bytes are swizzled: piece p of row
-// r lies at p ^ r % 8, and row 0 at a multiple of 1024 bytes. The products only start; see `wait_for_products`.
+// Matrix multiplications of a warpgroup, four consecutive warps: sums [64, 64], [64, 128], [64, 192] or [64, 256], of
+// which a warp has 16 rows in the layout of `multiply`. Factors in shared memory are rows of 64 elements, whose pieces
+// of 16 bytes are swizzled: piece p of row r is at p ^ r % 8, and row 0 at a multiple of 1024 bytes. The functions only
+// start multiplications; see `wait_for_products`.
 
-// Such rows.
+// A factor of such rows.
 struct Matrix {
 #ifdef CAPFUL_STAND_IN
     const bf16* rows;
     explicit Matrix(const bf16* rows) : rows(rows) {}
-    // From row `first` on, a multiple of eight.
+    // The rows from row `first` on, a multiple of eight.
     Matrix row(u32 first) const { return Matrix(rows + 64 * first); }
 #else
-    // The lower half of what the instruction takes: the address.
+    // The lower half of the instruction's descriptor: the address.
     u32 low;
     __device__ explicit Matrix(const bf16* rows) : low((u32)__cvta_generic_to_shared(rows) >> 4 & 0x3fff | 1 << 16) {}
     __device__ Matrix row(u32 first) const {
@@ -114,9 +115,9 @@ struct Matrix {
         there.low += 8 * first;
         return there;
     }
-    // From a column on; 1024 bytes from eight rows to the next, a swizzle of 128 bytes.
+    // The columns from `column` on; 1024 bytes from eight rows to the next eight, a swizzle of 128 bytes.
     __device__ u64 from(u32 column) const { return (u64)(1u << 30 | 1024 >> 4) << 32 | (low + column / 8); }
-    // All columns, of which every 64 lie `panel` elements further.
+    // All columns, where every 64 columns are `panel` elements apart.
     __device__ u64 across(u32 panel) const {
         return (u64)(1u << 30 | 1024 >> 4) << 32 | (low & 0xffff | panel / 8 << 16);
     }
@@ -125,7 +126,7 @@ struct Matrix {
 
 #define SUMS(n) "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])
 
-// sums (+)= 64 rows at `left` times the transposed 64 rows at `right`: the 16 columns from `first` on.
+// sums (+)= 64 rows at `left` times the transpose of the 64 rows at `right`: the 16 columns from `first` on.
 __device__ inline void multiply_group_by_rows(float (&sums)[8][4], Matrix left, Matrix right, u32 first, bool add) {
     PTX(stand_in::multiply_group_by_rows(sums, left.rows, right.rows, first, add),
         asm volatile(
@@ -137,7 +138,7 @@ __device__ inline void multiply_group_by_rows(float (&sums)[8][4], Matrix left, 
                       : "l"(left.from(first)), "l"(right.from(first)), "r"((u32)add)));
 }
 
-// The same; the left factor's columns are in registers, as `multiply`'s.
+// As above, with the left factor's columns in registers, in the layout of `multiply`.
 __device__ inline void multiply_group_by_rows(float (&sums)[8][4], const u32 (&left)[4], Matrix right, u32 first, bool add) {
     PTX(stand_in::multiply_group_by_rows(sums, left, right.rows, first, add),
         asm volatile(
@@ -150,7 +151,7 @@ __device__ inline void multiply_group_by_rows(float (&sums)[8][4], const u32 (&l
             : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.from(first)), "r"((u32)add)));
 }
 
-// sums += left [64, 16], as `multiply`'s, times the 16 rows at `right`.
+// sums += left [64, 16], in the layout of `multiply`, times the 16 rows at `right`.
 __device__ inline void multiply_group_by_columns(float (&sums)[8][4], const u32 (&left)[4], Matrix right) {
     PTX(stand_in::multiply_group_by_columns(sums, left, right.rows, 0),
         asm volatile(
@@ -161,7 +162,7 @@ __device__ inline void multiply_group_by_columns(float (&sums)[8][4], const u32 
                       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.from(0))));
 }
 
-// sums (+)= the transposed 16 rows at `left` times the 16 rows at `right`.
+// sums (+)= the transpose of the 16 rows at `left` times the 16 rows at `right`.
 __device__ inline void multiply_group_turned_by_columns(float (&sums)[8][4], Matrix left, Matrix right, bool add) {
     PTX(stand_in::multiply_group_turned_by_columns(sums, left.rows, right.rows, add),
         asm volatile(
@@ -173,7 +174,7 @@ __device__ inline void multiply_group_turned_by_columns(float (&sums)[8][4], Mat
                       : "l"(left.from(0)), "l"(right.from(0)), "r"((u32)add)));
 }
 
-// sums (+)= 64 rows at `left` times the transposed 128 rows at `right`: the 16 columns from `first` on.
+// sums (+)= 64 rows at `left` times the transpose of the 128 rows at `right`: the 16 columns from `first` on.
 __device__ inline void multiply_group_by_rows(float (&sums)[16][4], Matrix left, Matrix right, u32 first, bool add) {
     PTX(stand_in::multiply_group_by_rows(sums, left.rows, right.rows, first, add),
         asm volatile(
@@ -189,8 +190,8 @@ __device__ inline void multiply_group_by_rows(float (&sums)[16][4], Matrix left,
             : "l"(left.from(first)), "l"(right.from(first)), "r"((u32)add)));
 }
 
-// sums += left [64, 16], as `multiply`'s, times the 16 rows of 128 at `right`, whose last 64 columns lie `panel` elements
-// further.
+// sums += left [64, 16], in the layout of `multiply`, times the 16 rows of 128 at `right`, whose last 64 columns are
+// `panel` elements further.
 __device__ inline void multiply_group_by_columns(float (&sums)[16][4], const u32 (&left)[4], Matrix right, u32 panel) {
     PTX(stand_in::multiply_group_by_columns(sums, left, right.rows, panel),
         asm volatile(
@@ -205,7 +206,7 @@ __device__ inline void multiply_group_by_columns(float (&sums)[16][4], const u32
             : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.across(panel))));
 }
 
-// The same with the transposed 192 rows at `right`.
+// sums (+)= 64 rows at `left` times the transpose of the 192 rows at `right`: the 16 columns from `first` on.
 __device__ inline void multiply_group_by_rows(float (&sums)[24][4], Matrix left, Matrix right, u32 first, bool add) {
     PTX(stand_in::multiply_group_by_rows(sums, left.rows, right.rows, first, add),
         asm volatile(
@@ -223,7 +224,7 @@ __device__ inline void multiply_group_by_rows(float (&sums)[24][4], Matrix left,
             : "l"(left.from(first)), "l"(right.from(first)), "r"((u32)add)));
 }
 
-// The same with the transposed 256 rows at `right`.
+// sums (+)= 64 rows at `left` times the transpose of the 256 rows at `right`: the 16 columns from `first` on.
 __device__ inline void multiply_group_by_rows(float (&sums)[32][4], Matrix left, Matrix right, u32 first, bool add) {
     PTX(stand_in::multiply_group_by_rows(sums, left.rows, right.rows, first, add),
         asm volatile(
@@ -244,8 +245,8 @@ __device__ inline void multiply_group_by_rows(float (&sums)[32][4], Matrix left,
             : "l"(left.from(first)), "l"(right.from(first)), "r"((u32)add)));
 }
 
-// sums (+)= 16 columns from `first` on of 64 rows at `left` times the 16 rows of 256 at `right`, of which every 64 columns
-// lie `panel` elements further.
+// sums (+)= 16 columns from `first` on of 64 rows at `left` times the 16 rows of 256 at `right`, of which every 64
+// columns are `panel` elements apart.
 __device__ inline void multiply_group_by_columns(float (&sums)[32][4], Matrix left, u32 first, Matrix right, u32 panel,
                                                  bool add) {
     PTX(stand_in::multiply_group_by_columns(sums, left.rows, first, right.rows, panel, add),
@@ -269,7 +270,8 @@ __device__ inline void multiply_group_by_columns(float (&sums)[32][4], Matrix le
 
 #undef SUMS
 
-// A warpgroup's registers a thread, a multiple of eight: fewer for who needs few, then more for the others of its block.
+// The registers of each thread of a warpgroup, a multiple of eight: one that needs few gives some up for the others of
+// its block.
 template <int COUNT>
 __device__ inline void give_registers() {
     PTX((void)0, asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)));
@@ -280,32 +282,33 @@ __device__ inline void take_registers() {
     PTX((void)0, asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)));
 }
 
-// Before products: what was written to their registers is seen.
+// Called before matrix multiplications: earlier writes to their registers become visible.
 __device__ inline void begin_products() {
     PTX((void)0, asm volatile("wgmma.fence.sync.aligned;" ::: "memory"));
 }
 
-// The products since the last of these are one group.
+// Makes one group of the multiplications since the last call.
 __device__ inline void end_products() {
     PTX((void)0, asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"));
 }
 
-// Waits until no more than the last LEFT groups run.
+// Waits until at most the last LEFT groups are running.
 template <int LEFT>
 __device__ inline void await_products() {
     PTX((void)0, asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"));
 }
 
-// The same; the sums are of a group that has ended.
+// As await_products; the sums belong to a group that has ended.
 template <int LEFT, int N>
 __device__ inline void wait_for_products(float (&sums)[N][4]) {
     PTX((void)sums, asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-        // So that nothing that reads them is moved before.
+        // So that nothing that reads the sums is moved before this.
         _Pragma("unroll") for (int n = 0; n < N; n++)
             asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory"));
 }
 
-// What this thread wrote to shared memory, copies that it waited for too, is seen by products after the next barrier.
+// Makes this thread's writes to shared memory, including completed copies, visible to multiplications after the next
+// barrier.
 __device__ inline void show_to_products() {
     PTX((void)0, asm volatile("fence.proxy.async.shared::cta;" ::: "memory"));
 }

@@ -1,7 +1,7 @@
-// The part of cublasLt's interface that capful uses, on the CPU: column-major products of f32, bf16 or 8-bit floats
-// by plain loops, in stream order.
+// The part of cublasLt's interface that capful uses, on the CPU: column-major matrix multiplications of f32, bf16 or
+// 8-bit floats by plain loops, in stream order.
 //
-// It proposes three algorithms, which differ in the order of their sums, and a fourth that a careful caller masks out.
+// It proposes three algorithms, which differ in the order of their sums, and a fourth that a careful caller excludes.
 // From the environment:
 //   CAPFUL_STAND_IN_BLAS=0               no handle can be made
 //   CAPFUL_STAND_IN_BLAS=130001          the library's version
@@ -15,7 +15,7 @@
 
 namespace {
 
-// Those of cublasLt.h.
+// The constants of cublasLt.h.
 enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 enum { F32 = 0, BF16 = 14, E4M3 = 28, E5M2 = 29, COMPUTE_F32 = 68, COMPUTE_TF32 = 77, EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
 enum { REDUCE_IN_PLACE = 1, REDUCE_COMPUTE_TYPE = 2 };
@@ -53,7 +53,7 @@ struct Heuristic {
 };
 static_assert(sizeof(Algorithm) == 64 && sizeof(Heuristic) == 96);
 
-// A code by the definition of its format.
+// The number of a code, by the definition of its format.
 float decode(int type, uint8_t code) {
     int mantissa = type == E4M3 ? 3 : 2, bias = type == E4M3 ? 7 : 15;
     int exponent = (code & 0x7f) >> mantissa, fraction = code & ((1 << mantissa) - 1);
@@ -83,7 +83,7 @@ void store(void* to, int type, uint64_t at, float x) {
     ((uint16_t*)to)[at] = nan ? (bits >> 16) | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 
-// To 10 bits of mantissa, the nearest.
+// Rounds to 10 bits of mantissa.
 float to_tf32(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -101,7 +101,7 @@ std::vector<float> rows_of(const void* x, const Layout& layout, bool rows_are_co
     return made;
 }
 
-// Rows in eights, whose values at one place of k lie side by side; zeros where there is no row.
+// Rows in groups of eight, with the eight values at one k next to each other; zeros for missing rows.
 std::vector<float> eights_of(const std::vector<float>& rows, uint64_t k) {
     uint64_t count = rows.size() / k;
     std::vector<float> made((count + 7) / 8 * 8 * k);
@@ -110,12 +110,13 @@ std::vector<float> eights_of(const std::vector<float>& rows, uint64_t k) {
     return made;
 }
 
-// Whether the types and shapes belong together; gives k.
+// Whether the types and shapes match; also returns k.
 int shapes(const Desc& d, const Layout& a, const Layout& b, const Layout& c, const Layout& out, uint64_t* k) {
     if (d.compute != COMPUTE_F32 && (d.compute != COMPUTE_TF32 || a.type != F32)) return NOT_SUPPORTED;
     if (d.scale != F32 || c.type != out.type || narrow(out.type)) return NOT_SUPPORTED;
     if (narrow(a.type) || narrow(b.type)) {
-        // As on compute capability 8.9 and 9.0: one E5M2 at most, both contiguous along the sum, sixteens.
+        // As on compute capability 8.9 and 9.0: at most one E5M2, both contiguous along the sum, sizes in multiples of
+        // 16.
         bool pair = narrow(a.type) && narrow(b.type) && (a.type != E5M2 || b.type != E5M2);
         if (!pair || !d.transpose_a || d.transpose_b || stand_in::setting("CAPFUL_STAND_IN_CAPABILITY", 90) < 89)
             return NOT_SUPPORTED;
@@ -248,7 +249,7 @@ API cublasLtMatmul(void*, const Desc* desc, const float* alpha, const void* a, c
     size_t bias_bytes = lo->rows * size_of(lo->type);
     for (uint64_t scale : {desc->scale_a, desc->scale_b})
         good = good && (!scale || (scale % 16 == 0 && stand_in::inside(scale, 4)));
-    // Addresses of what is read 16 bytes at a time.
+    // The alignment of operands that are read 16 bytes at a time.
     if (narrow(la->type)) good = good && ((uint64_t)a | (uint64_t)b) % 16 == 0;
     good = good && stand_in::inside((uint64_t)a, la->bytes()) && stand_in::inside((uint64_t)b, lb->bytes()) &&
            stand_in::inside((uint64_t)c, lc->bytes()) && stand_in::inside((uint64_t)out, lo->bytes()) &&
@@ -257,7 +258,7 @@ API cublasLtMatmul(void*, const Desc* desc, const float* alpha, const void* a, c
     if (!good) return INVALID_VALUE;
     auto work = [=, d = *desc, la = *la, lb = *lb, lc = *lc, lo = *lo, alpha = *alpha, beta = *beta,
                  algorithm = *algorithm] {
-        // Whoever else used the scratch finds it changed.
+        // Overwrites the scratch, so that another user of it notices.
         if (algorithm.workspace) memset(workspace, 0xff, algorithm.workspace);
         if (algorithm.number != stand_in::setting("CAPFUL_STAND_IN_BLAS_FASTEST", 1)) stand_in::seem_slow(stream, 1);
         multiply(d, alpha, a, la, b, lb, beta, c, lc, out, lo, algorithm.number, k);

@@ -1,9 +1,9 @@
-// CUDA C++ for g++: a kernel's threads are fibers of one CPU thread, blocks run one after the other unless the launch
+// CUDA C++ for g++: a kernel's threads are fibers of one CPU thread; blocks run one after the other unless the launch
 // says that they wait for each other.
 //
-// What it catches: accesses beyond the allocation (a guard page), outputs never written (storage starts as NaN, and so
-// does every block's shared memory), unknown kernels and wrong block sizes, barriers that not all threads reach. Blocks run their threads forwards and
-// backwards in turn, so that many a missing barrier shows.
+// Errors that it detects: accesses beyond the allocation (a guard page), outputs never written (storage starts as NaN,
+// and so does every block's shared memory), unknown kernels and wrong block sizes, barriers that not all threads reach.
+// Blocks alternate between running their threads forwards and backwards, so that many a missing barrier is detected.
 #pragma once
 
 #include <cmath>
@@ -20,14 +20,14 @@ struct Running {
     Index thread, block, block_size, grid;
 };
 
-// A thread's stack lies in a place of its own, at a multiple of its size, with the thread's data behind it: wherever the
-// stack is, the data is found without memory being read. Places that all began alike would be in each other's way in the
-// cache, so 32 neighbours' data lie on different lines.
+// A thread's stack lies in a slot of its own, at a multiple of the slot's size, with the thread's data after it: from
+// the stack pointer the data is found without reading memory. If all data began at the same offset in their slots, they
+// would conflict in the cache, so the data of 32 neighbours lie on different lines.
 constexpr uintptr_t PLACE = 256 << 10, DATA = 512, APART = 33 * 64;
 
 inline uintptr_t data_of(uintptr_t place) { return place + PLACE - DATA - place / PLACE % 32 * APART; }
 
-// The thread of a kernel that this is called in.
+// The thread of the kernel that calls this.
 inline Running& now() {
 #ifdef __x86_64__
     uintptr_t here;
@@ -40,21 +40,21 @@ inline Running& now() {
 
 // Waits until every thread of the block is here.
 void block_barrier(const char* file, int line);
-// What a lane brings to an exchange.
+// The data of a lane in an exchange.
 struct Words {
     uint64_t word[3];
 };
 
-// Waits until every lane of the warp is here; gives what each of them brought.
+// Waits until every lane of the warp is here; returns the data of each lane.
 const Words* warp_exchange(Words brought, const char* file, int line);
 inline const Words* warp_exchange(uint64_t brought, const char* file, int line) {
     return warp_exchange(Words{{brought, 0, 0}}, file, line);
 }
 
-// For who waits for another block.
+// For threads that wait for another block.
 void let_others_run();
 
-// Blocks that wait for each other run at the same time.
+// Blocks that wait for each other run concurrently.
 inline void raise(unsigned long long* at, unsigned long long value) {
     unsigned long long before = __atomic_load_n(at, __ATOMIC_RELAXED);
     while (before < value &&
@@ -62,41 +62,41 @@ inline void raise(unsigned long long* at, unsigned long long value) {
     }
 }
 
-// A copy of at most 16 bytes as they are now, which arrive when its thread waits for it, so that a missing wait shows as
-// well as a start before they were written. From nowhere: zeros.
+// A copy of at most 16 bytes with their current content, which arrives when its thread waits for it, so that a missing
+// wait is detected as well as a start before they were written. Without a source: zeros.
 void copy_later(void* to, const void* from, size_t bytes);
-// What was started since the last of these is one group.
+// Makes one group of all copies since the last call.
 void end_copies();
-// All but the last `left` groups.
+// Completes all groups except the last `left`.
 void copy_now(unsigned left = 0);
 
-// A barrier of the block by its number, for so many of its threads: who arrives goes on, who waits does not.
+// A barrier of the block by its number, for this number of threads: arriving continues, waiting blocks.
 void arrive_at(unsigned id, unsigned threads);
 void wait_at(unsigned id, unsigned threads, const char* file, int line);
 
-// A barrier in shared memory that counts arrivals and the bytes of tiles, phase after phase, as `start_phases` says.
+// A barrier in shared memory that counts arrivals and bytes of tiles, in phases that `start_phases` defines.
 void start_phases(const void* barrier, unsigned arrivals);
 void arrive_in_phase(const void* barrier, unsigned bytes);
-// Whether a phase, the first of which has parity 0, is over.
+// Whether the phase with this parity is over; the first phase has parity 0.
 bool phase_over(const void* barrier, unsigned parity);
 void wait_for_phase(const void* barrier, unsigned parity, const char* file, int line);
 
-// Matrices of bf16 and how many of their rows are a tile, of 64 columns: what driver.cpp makes of a tensor map. Which matrix it
-// is two more dimensions say. Pitches are bytes, of all dimensions but the columns.
+// Matrices of bf16, and the rows of a tile, which has 64 columns: driver.cpp makes this from a tensor map. Two more
+// dimensions select the matrix. Pitches are in bytes, for all dimensions except the columns.
 struct TileMap {
     uint64_t address, sizes[4], pitches[3], tile_rows;
 };
 
-// A tile as it is now, rows of eight pieces of 16 bytes, piece p of row r at p ^ r % 8; zeros beyond the matrix. It is
-// there when the barrier's phase ends.
+// Copies a tile with its current content: rows of eight pieces of 16 bytes, piece p of row r at p ^ r % 8; zeros beyond
+// the matrix. It arrives when the barrier's phase ends.
 void copy_tile(void* to, const TileMap& map, const void* barrier, unsigned column, unsigned row, unsigned head = 0,
                unsigned sequence = 0);
 
-// Makes a kernel known by its name.
+// Registers a kernel under its name.
 struct Kernel {
     const char* name;
     size_t argument_bytes;
-    unsigned threads;  // the most a block may have
+    unsigned threads;  // the largest size of a block
     void (*run)(const void* arguments);
     Kernel* next;
 };
@@ -116,7 +116,7 @@ inline To bits(From from) {
 
 #define __device__
 #define __global__
-// So that all of it lies in one place, which is poisoned before a block starts.
+// Thread-local, so that all of it is contiguous, and is poisoned before a block starts.
 #define __shared__ static thread_local
 #define threadIdx (stand_in::now().thread)
 #define blockIdx (stand_in::now().block)
@@ -136,7 +136,7 @@ inline unsigned stand_in_ballot(const stand_in::Words* votes) {
     return all;
 }
 
-// Not contracted: build.rs says so to the compiler.
+// Not contracted: build.rs sets the compiler option.
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
@@ -151,7 +151,7 @@ inline float __uint_as_float(unsigned x) { return stand_in::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return stand_in::bits<unsigned>(x); }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
-// Threads never run at the same time here.
+// Threads never run in parallel here.
 inline unsigned atomicAdd(unsigned* at, unsigned value) {
     unsigned before = *at;
     *at += value;

@@ -1,20 +1,20 @@
-// The part of the CUDA driver's interface that capful uses, on the CPU. Everything runs at once, on the caller's
-// thread, in the order of its calls; streams.cpp has captured graphs.
+// The part of the CUDA driver's interface that capful uses, on the CPU. Every call runs immediately, on the caller's
+// thread; captured graphs are in streams.cpp.
 //
-// What its machine is like is read from the environment at every call:
+// The properties of its machine are read from the environment at every call:
 //   CAPFUL_STAND_IN_VERSION=12040        the driver's CUDA version
 //   CAPFUL_STAND_IN_NAME=text            the GPUs' name
 //   CAPFUL_STAND_IN_GPUS=2               GPUs, which share one memory
 //   CAPFUL_STAND_IN_CAPABILITY=75        their compute capability
-//   CAPFUL_STAND_IN_CACHE=bytes          their last cache
+//   CAPFUL_STAND_IN_CACHE=bytes          their last-level cache
 //   CAPFUL_STAND_IN_TOTAL=bytes          their memory
-//   CAPFUL_STAND_IN_FREE=bytes           what others leave of it
+//   CAPFUL_STAND_IN_FREE=bytes           the part of it that is free
 //   CAPFUL_STAND_IN_FAIL_AT=graph:5:214  the 5th call of a kind (init, context, launch, graph) fails with this
 //                                        CUresult, 719 if none is given; launches and graphs fail as on a GPU: the
 //                                        call itself returns success, and everything after it the error
 //   CAPFUL_STAND_IN_SLOW=text            kernels whose names begin with this seem to take a second longer
-//   CAPFUL_STAND_IN_EAGER=1              other streams of a graph run as early as they may
-//   CAPFUL_STAND_IN_ABORT_HANGS=1        to abort a group of ranks takes for ever
+//   CAPFUL_STAND_IN_EAGER=1              other streams of a graph run as early as possible
+//   CAPFUL_STAND_IN_ABORT_HANGS=1        aborting a group of ranks never returns
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -64,7 +64,7 @@ std::map<uint64_t, Allocation> allocations;
 size_t used = 0, made_allocations = 0;
 int context, module;
 
-// The calling thread's context. Not thread_local: that is the kernels' shared memory here.
+// The calling thread's context. Not thread_local, since thread-local storage is the kernels' shared memory here.
 pthread_key_t current_key() {
     static pthread_key_t key = [] {
         pthread_key_t made;
@@ -85,7 +85,7 @@ size_t free_bytes() {
 
 int gpus() { return (int)setting("CAPFUL_STAND_IN_GPUS", 1); }
 
-// The end of an allocation touches a page that nobody may touch; its bytes are NaN.
+// The end of an allocation adjoins an inaccessible page; its bytes are NaN.
 uint64_t allocate(size_t bytes) {
     size_t size = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, pages = (size + PAGE - 1) / PAGE * PAGE;
     char* mapped = (char*)mmap(nullptr, pages + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -105,7 +105,7 @@ namespace stand_in {
 
 std::atomic<int> broken = SUCCESS;
 
-// The code that this call of a kind is to fail with.
+// The result code with which this call of a kind must fail.
 int injected(const char* kind) {
     static std::map<std::string, size_t> calls;
     const char* plan = getenv("CAPFUL_STAND_IN_FAIL_AT");
@@ -155,7 +155,7 @@ int fill(void* stream, uint64_t to, T value, size_t count) {
 
 }  // namespace
 
-// Allocations of memory, the GPU's and the host's pinned one, that were ever made.
+// The number of allocations ever made, of the GPU's memory and of the host's pinned memory.
 extern "C" __attribute__((visibility("default"))) uint64_t capful_stand_in_allocations() {
     std::lock_guard guard(lock);
     return made_allocations;
@@ -190,14 +190,14 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
         case 75: *value = capability / 10; break;
         case 76: *value = capability % 10; break;
         case 16: *value = 4; break;  // multiprocessors
-        case 95: *value = 1; break;  // launches of blocks that wait for each other
-        case 97: *value = 80 << 10; break;  // shared memory of a block: as spikes.cu says
+        case 95: *value = 1; break;  // cooperative launches
+        case 97: *value = 80 << 10; break;  // shared memory of a block: the limit in modules.cu
         case 38: *value = (int)setting("CAPFUL_STAND_IN_CACHE", 0); break;
         default: *value = 0;
     }
     return SUCCESS;
 }
-// 100 W, counted every millisecond.
+// 100 W, measured every millisecond.
 API nvmlInit_v2() { return SUCCESS; }
 API nvmlShutdown() { return SUCCESS; }
 API nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** gpu) {
@@ -265,7 +265,7 @@ API cuMemsetD8Async(uint64_t to, unsigned char value, size_t n, void* s) { retur
 API cuMemsetD32_v2(uint64_t to, unsigned value, size_t n) { return fill(nullptr, to, value, n); }
 API cuMemsetD32Async(uint64_t to, unsigned value, size_t n, void* s) { return fill(s, to, value, n); }
 
-// The image is for a GPU; the kernels here are those that were linked in.
+// The image is for a GPU; the kernels here are the linked ones.
 API cuModuleLoadData(void** made, const void*) { return *made = &module, SUCCESS; }
 API cuModuleLoadDataEx(void** made, const void*, unsigned, void*, void*) { return *made = &module, SUCCESS; }
 API cuModuleUnload(void*) { return SUCCESS; }
@@ -275,7 +275,8 @@ API cuModuleGetFunction(const void** made, void*, const char* name) {
     return *made ? SUCCESS : NOT_FOUND;
 }
 API cuFuncSetAttribute(const void*, int, int) { return SUCCESS; }
-// One matrix of bf16 (9) or many, tiles of 64 columns swizzled by 128 bytes (3), zeros beyond: what fibers.cpp copies.
+// One matrix of bf16 (9) or several, tiles of 64 columns swizzled by 128 bytes (3), zeros beyond: see fibers.cpp for
+// the copies.
 API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, uint64_t address, const uint64_t* sizes,
                            const uint64_t* pitches, const unsigned* tile, const unsigned* steps, int interleave,
                            int swizzle, int, int fill) {
@@ -298,7 +299,7 @@ API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, uint64_t address,
 }
 static int launch(const void* function, Index grid, Index block, unsigned shared, void* stream, void** arguments,
                   bool together) {
-    // What a block may have on the GPUs that have most; the kernels bring it themselves here.
+    // The limit of a block on the GPUs with the most shared memory; here the kernels declare their own.
     if (shared > 227 << 10 || !arguments) return INVALID_VALUE;
     const auto& kernel = *(const stand_in::Kernel*)function;
     const char* first = (const char*)arguments[0];
@@ -331,7 +332,7 @@ struct Launch {
     const Attribute* attributes;
     unsigned count;
 };
-// Kernels here always end before the next begins.
+// Here, a kernel always ends before the next one begins.
 API cuLaunchKernelEx(const Launch* l, const void* function, void** arguments, void**) {
     bool together = false;
     for (unsigned i = 0; i < l->count; i++) together |= l->attributes[i].id == 2 && l->attributes[i].value[0];

@@ -1,4 +1,4 @@
-// What the stand-in's libraries share.
+// Declarations that the stand-in's libraries share.
 #pragma once
 
 #include <atomic>
@@ -22,25 +22,25 @@ enum Code {
     UNJOINED = 904
 };
 
-// What a failed kernel makes of everything after it, as on a GPU.
+// The result of every call after a kernel has failed, as on a GPU.
 extern std::atomic<int> broken;
 
-// The code that this call of a kind is to fail with.
+// The result code with which this call of a kind must fail.
 int injected(const char* kind);
 
-// Gives 0 or a CUresult.
+// Returns 0 or a CUresult.
 using Work = std::function<int()>;
 
 // Runs the work, or appends it to the graph that the stream is recording.
 int queue(void* stream, Work work);
 
-// Makes what runs on the stream seem to have taken so much longer, by the clock of its events.
+// Makes the work on the stream seem to take this much longer, by the clock of its events.
 void seem_slow(void* stream, double seconds);
 
 // Whether the bytes lie in one allocation.
 bool inside(uint64_t start, size_t bytes);
 
-// A number out of the environment.
+// A number from the environment.
 size_t setting(const char* name, size_t otherwise);
 
 }  // namespace stand_in

@@ -22,7 +22,7 @@ namespace {
 enum State : uint8_t { READY, AT_BLOCK, AT_WARP, AT_NUMBER, AT_PHASE, DONE };
 
 constexpr unsigned MOST_THREADS = 1024, BARRIERS = 16, LANES = 32;
-// Times that a warp goes on before others have their turn: some wait for each other by looking again and again.
+// The number of times that a warp continues before others run: some warps poll for each other.
 constexpr unsigned ROUNDS = 16;
 
 struct Copy {
@@ -34,15 +34,15 @@ struct Copy {
 
 struct Machine;
 
-// A thread of a block: what lies behind its stack.
+// A thread of a block: the data after its stack.
 struct Fiber {
     Running running;  // first: what `now` gives
     Machine* machine;
     Words brought = {};
-    std::vector<Copy> copies;  // started, not waited for
-    unsigned groups = 0;       // of copies, ended
-    unsigned barrier = 0;      // where it waits AT_NUMBER
-    const void* phases = nullptr;  // where it waits AT_PHASE
+    std::vector<Copy> copies;  // started and not waited for
+    unsigned groups = 0;       // of copies, complete
+    unsigned barrier = 0;      // where it waits in state AT_NUMBER
+    const void* phases = nullptr;  // where it waits in state AT_PHASE
     Stopped at;
     bool started = false;
 };
@@ -52,45 +52,45 @@ struct Warp {
     Words brought[LANES];
 };
 
-// A tile on its way, by rows of 128 bytes.
+// A tile in transfer, as rows of 128 bytes.
 struct Tile {
     unsigned char* to;
     std::vector<unsigned char> bytes;
 };
 
-// A barrier that counts arrivals and the bytes of tiles, phase after phase.
+// A barrier that counts arrivals and the bytes of tiles, in phases.
 struct Phases {
     unsigned arrivals, missing;
-    long long bytes = 0;  // said to come and not copied
-    unsigned over = 0;    // phases, modulo 2
+    long long bytes = 0;  // announced and not yet copied
+    unsigned over = 0;    // number of complete phases, modulo 2
     std::vector<Tile> tiles;
 };
 
 Kernel* kernels = nullptr;
 
-// What runs a grid. Several run at the same time, each for a thread of the caller's.
+// Runs a grid. Several machines run at the same time, each for one of the caller's threads.
 struct Machine {
     std::vector<Fiber*> fibers;  // of whole warps
-    // Of each fiber, side by side: they are looked through again and again.
+    // One element for each fiber; contiguous, since they are scanned often.
     State states[MOST_THREADS] = {};
     const char* files[MOST_THREADS];
     int lines[MOST_THREADS];
     Warp warps[MOST_THREADS / 32];
-    unsigned arrived[BARRIERS] = {};  // at each barrier that has a number
+    unsigned arrived[BARRIERS] = {};  // at each numbered barrier
     std::map<const void*, Phases> phases;
     Stopped scheduler;
     void (*body)(const void*);
     const void* arguments;
-    const void* owner = nullptr;  // where shared memory lies of the thread that ran it
+    const void* owner = nullptr;  // the shared memory of the last thread that ran this machine
 };
 
-// Those that nobody uses.
+// The machines that are not in use.
 std::mutex idle_lock;
 std::vector<std::unique_ptr<Machine>> idle;
 
 Fiber& self() { return reinterpret_cast<Fiber&>(now()); }
 
-// Stops this fiber where it waits, or where its kernel ends.
+// Stops this fiber where it waits, or at the end of its kernel.
 void stop(State state, const char* file, int line) {
     Fiber& me = self();
     Machine& machine = *me.machine;
@@ -101,7 +101,7 @@ void stop(State state, const char* file, int line) {
     Stopped::go(me.at, machine.scheduler);
 }
 
-// A fiber lives on after its kernel, for the next block.
+// A fiber continues after its kernel with the next block.
 void live() {
     for (;;) {
         const Machine& machine = *self().machine;
@@ -110,12 +110,12 @@ void live() {
     }
 }
 
-// Makes a warp's fibers, which lie side by side.
+// Makes a warp's fibers, whose slots are contiguous.
 void add_warp(Machine& machine) {
     char* mapped = (char*)mmap(nullptr, (LANES + 1) * PLACE, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) abort();
-    // Of a place no more than its end is used.
+    // Only the end of each slot is used.
     madvise(mapped, (LANES + 1) * PLACE, MADV_NOHUGEPAGE);
     uintptr_t first = ((uintptr_t)mapped + PLACE - 1) / PLACE * PLACE;
     for (unsigned lane = 0; lane < LANES; lane++) {
@@ -143,7 +143,7 @@ bool all_at(const Machine& machine, unsigned first, unsigned count, State state)
     return true;
 }
 
-// Runs a warp until none of it goes on without others; whether any went on.
+// Runs a warp until all its fibers wait for other warps; returns whether any of them made progress.
 bool run_warp(Machine& machine, unsigned first, bool backwards) {
     for (unsigned round = 0; round < ROUNDS; round++, backwards = !backwards) {
         bool moved = false;
@@ -162,7 +162,7 @@ bool run_warp(Machine& machine, unsigned first, bool backwards) {
     return true;
 }
 
-// All shared memory of the kernels: this library's thread-local storage.
+// The shared memory of all kernels: this library's thread-local storage.
 struct Shared {
     char* start = nullptr;
     size_t bytes = 0;
@@ -187,7 +187,7 @@ Shared shared() {
     return search.found;
 }
 
-// A file of nothing but NaN.
+// A file full of NaN.
 int poison(size_t bytes) {
     static std::mutex lock;
     static int file = -1;
@@ -200,8 +200,8 @@ int poison(size_t bytes) {
     return file;
 }
 
-// This thread's shared memory while blocks run: megabytes of all kernels, of which a block writes some kilobytes. Its pages
-// are copies of the file's that only exist once they are written, and are dropped before the next block.
+// This thread's shared memory while blocks run: megabytes for all kernels, of which a block writes a few kilobytes. Its
+// pages map the file privately, so that written pages are copies; they are dropped before the next block.
 class Poisoned {
     Shared all = shared();
     char* begin;  // of whole pages
@@ -220,7 +220,7 @@ class Poisoned {
         else begin = end = all.start + all.bytes;
     }
     Poisoned(const Poisoned&) = delete;
-    // The allocator takes the pages back as it gave them.
+    // The allocator needs the pages in their original state.
     ~Poisoned() {
         if (begin < end) map(MAP_ANONYMOUS, -1);
     }
@@ -244,7 +244,7 @@ std::string run_block(Machine& machine, unsigned threads, bool backwards) {
         }
         for (unsigned i = 0; i < threads; i++) {
             if (machine.states[i] == DONE) continue;
-            // The fibers are stuck where they are: new ones take their place.
+            // The fibers are stuck: they are replaced with new ones.
             std::string where = std::string(machine.files[i]) + ":" + std::to_string(machine.lines[i]);
             machine.fibers.clear();
             std::fill_n(machine.arrived, BARRIERS, 0);
@@ -293,7 +293,7 @@ void end_copies() { self().groups++; }
 
 void copy_now(unsigned left) {
     auto& copies = self().copies;
-    // Waiting for all waits also for those that are of no group yet.
+    // Waiting for everything includes the copies that are in no group yet.
     auto due = std::find_if(copies.begin(), copies.end(),
                             [&](const Copy& copy) { return left && copy.group + left >= self().groups; });
     std::for_each(copies.begin(), due, [](const Copy& copy) { memcpy(copy.to, copy.bytes, copy.count); });
@@ -302,7 +302,7 @@ void copy_now(unsigned left) {
 
 namespace {
 
-// Those go on that wait at what has come.
+// Resumes the fibers that wait for this event.
 template <class At>
 void wake(Machine& machine, State state, At at) {
     for (unsigned i = 0; i < machine.fibers.size(); i++)
@@ -320,7 +320,7 @@ void arrive_at(unsigned id, unsigned threads) {
 
 namespace {
 
-// Ends a phase where all has come: only now are its tiles there.
+// Ends a phase once all arrivals and bytes have come: only now are its tiles visible.
 void end_phase(Machine& machine, const void* barrier, Phases& phases) {
     if (phases.missing || phases.bytes) return;
     for (const Tile& tile : phases.tiles) memcpy(tile.to, tile.bytes.data(), tile.bytes.size());
@@ -382,7 +382,7 @@ void wait_at(unsigned id, unsigned threads, const char* file, int line) {
 
 namespace {
 
-// The blocks of columns [begin, end) of the grid.
+// Runs the blocks of columns [begin, end) of the grid.
 std::string run_blocks(Machine& machine, Poisoned& poisoned, const Kernel& kernel, const void* arguments, Index grid,
                        Index block, unsigned begin, unsigned end) {
     unsigned threads = block.x;
@@ -417,14 +417,14 @@ std::string run_on_machine(const Kernel& kernel, const void* arguments, Index gr
     Poisoned poisoned;
     {
         std::lock_guard guard(idle_lock);
-        // Rather the one that this thread had before.
+        // Preferably the machine that this thread used before.
         auto mine = std::find_if(idle.begin(), idle.end(), [&](auto& m) { return m->owner == poisoned.start(); });
         if (mine == idle.end() && mine != idle.begin()) mine--;
         if (mine != idle.end()) machine = std::move(*mine), idle.erase(mine);
     }
     if (!machine) machine = std::make_unique<Machine>();
     if (machine->owner != poisoned.start()) {
-        // Fibers begin anew: what they kept of thread-local storage is another thread's.
+        // Fibers restart: their cached thread-local addresses belong to another thread.
         for (Fiber* fiber : machine->fibers) fiber->started = false;
         machine->owner = poisoned.start();
     }
@@ -442,7 +442,8 @@ std::string run_grid(const Kernel& kernel, const void* arguments, Index grid, In
 
 namespace {
 
-// A thread that runs one block after the other. Its shared memory, of all kernels, takes longer to make than a block to run.
+// A thread that runs one block after the other. Setting up its shared memory, of all kernels, takes longer than running
+// a block.
 class Worker {
     std::mutex lock;
     std::condition_variable changed;
@@ -489,7 +490,7 @@ std::string run_grid_together(const Kernel& kernel, const void* arguments, Index
         workers.back()->start([=, &kernel] {
             std::string wrong = run_on_machine(kernel, arguments, grid, block, x, x + 1);
             if (wrong.empty()) return;
-            // The others would wait for this one for ever.
+            // The other blocks would wait for this one forever.
             fprintf(stderr, "stand-in: %s\n", wrong.c_str());
             abort();
         });

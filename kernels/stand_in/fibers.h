@@ -9,10 +9,10 @@ namespace stand_in {
 
 const Kernel* find(const char* name);
 
-// Runs every block. Empty, or what went wrong.
+// Runs every block. Returns an empty string, or a description of the error.
 std::string run_grid(const Kernel& kernel, const void* arguments, Index grid, Index block);
 
-// The same, all blocks at the same time: a thread of the CPU each, so that they may wait for each other.
+// As `run_grid`, with all blocks concurrent: each on a CPU thread of its own, so that they may wait for each other.
 std::string run_grid_together(const Kernel& kernel, const void* arguments, Index grid, Index block);
 
 }  // namespace stand_in

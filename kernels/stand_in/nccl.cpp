@@ -1,5 +1,5 @@
-// A stand-in for NCCL between processes of one machine: messages over Unix sockets, one connection a pair of ranks. Who
-// waits for a rank that is gone waits until the group is aborted, as with NCCL.
+// A stand-in for NCCL between processes of one machine: messages over Unix sockets, one connection for each pair of
+// ranks. A rank that waits for a terminated rank waits until the group is aborted, as with NCCL.
 #include <algorithm>
 #include <atomic>
 #include <fcntl.h>
@@ -20,9 +20,9 @@
 #include "driver.h"
 
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4 };
-// Milliseconds between two looks whether a group is aborted.
+// Milliseconds between two checks whether a group is aborted.
 static const int LOOK = 20;
-// Groups that were.
+// The number of aborted groups.
 static std::atomic<uint64_t> aborted = 0;
 
 struct Id {
@@ -30,7 +30,7 @@ struct Id {
 };
 struct Comm {
     int rank, count;
-    std::vector<int> to;  // a socket for each rank, -1 for itself and for one that is gone
+    std::vector<int> to;  // a socket for each rank, -1 for the rank itself and for a terminated rank
     std::atomic<bool> ended = false;
     std::atomic<int> running = 0;
 };
@@ -43,7 +43,8 @@ struct Message {
     void* stream;
 };
 
-// What a thread has begun. Not thread_local: kernels' shared memory is, and is made NaN with all that lies beside it.
+// The messages that a thread has begun. Not thread_local, since that is kernels' shared memory, which is overwritten
+// with NaN.
 struct Group {
     int depth = 0;
     std::vector<Message> messages;
@@ -55,7 +56,7 @@ static Group& mine() {
     return groups[std::this_thread::get_id()];
 }
 
-// An abstract address: it is gone with the last process that has it.
+// An abstract address: it disappears with the last process that uses it.
 static socklen_t name(sockaddr_un& address, const Id& id, int rank) {
     address = {};
     address.sun_family = AF_UNIX;
@@ -68,7 +69,7 @@ static int failed(const char* why) {
     return 719;
 }
 
-// What a rank sends to itself is what it receives from itself, in their order.
+// The messages that a rank sends to itself are matched, in order, with those that it receives from itself.
 static bool to_itself(std::vector<Message>& messages) {
     for (auto& from : messages) {
         if (!from.sends || from.rank != from.comm->rank) continue;
@@ -82,8 +83,8 @@ static bool to_itself(std::vector<Message>& messages) {
     return true;
 }
 
-// All of the group's messages at once, as far as the sockets take and give them; those of a pair in their order. On a GPU
-// an aborted kernel ends without an error.
+// Transfers all of the group's messages at once, as far as the sockets allow; the messages of a pair of ranks in order.
+// On a GPU an aborted kernel ends without an error.
 static int run(std::vector<Message> messages) {
     if (!to_itself(messages)) return failed("a message to itself has no other end");
     Comm& comm = *messages[0].comm;
@@ -100,7 +101,7 @@ static int run(std::vector<Message> messages) {
             whose.push_back(&message);
         }
         if (waits.empty()) return 0;
-        // A socket of -1 is passed over.
+        // poll ignores a socket of -1.
         if (poll(waits.data(), waits.size(), LOOK) <= 0) continue;
         for (size_t i = 0; i < waits.size(); i++) {
             if (!waits[i].revents) continue;
@@ -123,7 +124,7 @@ static int run(std::vector<Message> messages) {
 static int add(const void* at, size_t bytes, int type, int rank, Comm* comm, void* stream, bool sends) {
     bool good = type == 1 && rank >= 0 && rank < comm->count;
     good = good && stand_in::inside((uint64_t)at, bytes);
-    // What is not grouped may wait for ever for its answer.
+    // A message outside a group might wait forever for its counterpart.
     if (!good || !mine().depth) return INVALID_ARGUMENT;
     mine().messages.push_back({comm, rank, sends, (char*)at, bytes, stream});
     return SUCCESS;
@@ -141,7 +142,7 @@ API ncclCommInitRank(Comm** made, int count, Id id, int rank) {
     sockaddr_un address;
     socklen_t length = name(address, id, rank);
     if (bind(listener, (sockaddr*)&address, length) || listen(listener, count)) return SYSTEM_ERROR;
-    // Every rank calls those before it and is called by those behind it.
+    // Every rank connects to the ranks before it and accepts connections from those after it.
     for (int other = 0; other < rank; other++) {
         int peer = socket(AF_UNIX, SOCK_STREAM, 0);
         length = name(address, id, other);
@@ -197,5 +198,5 @@ API ncclRecv(void* to, size_t count, int type, int rank, Comm* comm, void* strea
 extern "C" __attribute__((visibility("default"))) const char* ncclGetErrorString(int status) {
     return status == SYSTEM_ERROR ? "the stand-in's sockets failed" : status == SUCCESS ? "no error" : "invalid argument";
 }
-// Groups that were aborted.
+// The number of aborted groups.
 extern "C" __attribute__((visibility("default"))) uint64_t capful_stand_in_aborts() { return aborted; }

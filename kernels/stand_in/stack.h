@@ -1,4 +1,4 @@
-// Going from one stack to another within a thread.
+// Switches from one stack to another within a thread.
 #pragma once
 
 #include <cstddef>
@@ -11,25 +11,25 @@ namespace stand_in {
 
 #ifdef __x86_64__
 
-// Where a stack stopped. Blocks go from thread to thread many million times: the compiler saves what it needs wherever it
-// writes this into a function, and nothing is called.
+// The state of a stopped stack. Blocks switch between threads many million times: the compiler saves only the registers
+// that it needs at the place where it inlines this, and nothing is called.
 class Stopped {
     void* at = nullptr;
 
   public:
-    // On an empty stack: at the beginning of `entry`, which does not return.
+    // On an empty stack: starts at the beginning of `entry`, which does not return.
     void start(void* stack, size_t bytes, void (*entry)()) {
         void** top = (void**)((char*)stack + bytes);
-        *--top = nullptr;  // where it would return to
+        *--top = nullptr;  // its return address
         *--top = (void*)entry;
         at = top;
     }
 
-    // Stops here and goes on there, on another stack.
+    // Stops here and continues on another stack.
     [[gnu::always_inline]] static void go(Stopped& from, Stopped& to) {
         void** save = &from.at;
         void* there = to.at;
-        // 128 bytes below the stack's end belong to the function that this is written into.
+        // The 128 bytes below the stack pointer belong to the function that this is inlined into.
         asm volatile(
             "leaq -128(%%rsp), %%rsp\n\t"
             "pushq %%rbp\n\t"

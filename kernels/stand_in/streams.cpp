@@ -1,6 +1,7 @@
-// Streams, events and captured graphs of the stand-in for the driver. A graph knows what each of its nodes waits for. What was
-// captured from the stream that the capture began on runs in the order of its calls; what came from others by events runs as
-// late as the rest allows, so that a wait that is missing shows, or as early (CAPFUL_STAND_IN_EAGER).
+// Streams, events and captured graphs of the stand-in for the driver. A graph records the dependencies of each node.
+// Nodes captured from the stream that began the capture run in the order of their calls; nodes that came from other
+// streams by events run as late as the dependencies allow, so that a missing wait is detected, or as early
+// (CAPFUL_STAND_IN_EAGER).
 #include <algorithm>
 #include <chrono>
 #include <mutex>
@@ -13,15 +14,15 @@ using namespace stand_in;
 
 namespace {
 
-// Nodes by their numbers.
+// Nodes by their indices.
 using Nodes = std::set<size_t>;
 
 struct Stream;
 
 struct Node {
     Work work;
-    Nodes behind;  // what it waits for
-    bool first;    // of the stream that the capture began on
+    Nodes behind;  // its dependencies
+    bool first;    // whether it is from the stream that began the capture
 };
 
 struct Graph {
@@ -33,13 +34,13 @@ using Clock = std::chrono::steady_clock;
 
 struct Stream {
     Graph* capturing = nullptr;
-    Nodes last{};             // what its next node waits for
-    Clock::duration ahead{};  // of the clock of events
+    Nodes last{};             // the dependencies of its next node
+    Clock::duration ahead{};  // the offset of its event clock
 };
 
 struct Event {
     Clock::time_point at;
-    // Recorded on a stream that is captured: what waits for it joins the capture.
+    // If recorded on a stream under capture: a stream that waits for this joins the capture.
     Graph* capturing = nullptr;
     Nodes last{};
 };
@@ -107,7 +108,7 @@ API cuEventRecord(void* event, void* stream) {
     ((Event*)event)->last = s->last;
     return SUCCESS;
 }
-// An external mark is a node of the graph that is being recorded, and nothing elsewhere.
+// An external event record is a node of the graph that is being captured, and is invalid elsewhere.
 API cuEventRecordWithFlags(void* event, void* stream, unsigned flags) {
     if (flags == 0) return cuEventRecord(event, stream);
     if (!(stream && ((Stream*)stream)->capturing)) return INVALID_VALUE;
@@ -120,7 +121,7 @@ API cuEventElapsedTime(float* ms, void* from, void* to) {
     return SUCCESS;
 }
 
-// Streams that joined a capture are free again.
+// Streams that joined a capture leave it.
 static void streams_leave(const Graph* graph) {
     std::lock_guard guard(lock);
     for (Stream* s : streams)
@@ -134,7 +135,7 @@ API cuStreamBeginCapture_v2(void* stream, int) {
 API cuStreamEndCapture(void* stream, void** graph) {
     auto s = (Stream*)stream;
     auto ended = s->capturing;
-    // What other streams brought is waited for.
+    // The work of other streams must have been joined.
     std::vector<bool> joined(ended->nodes.size());
     for (size_t node : s->last) joined[node] = true;
     for (size_t i = joined.size(); i-- > 0;)
@@ -150,7 +151,7 @@ API cuStreamEndCapture(void* stream, void** graph) {
 API cuGraphInstantiateWithFlags(void** made, void* graph, unsigned long long) {
     return *made = new Graph(*(Graph*)graph), SUCCESS;
 }
-// Runs a node behind all that it waits for.
+// Runs a node after all of its dependencies.
 static int run(Graph& graph, std::vector<bool>& done, size_t i, void* stream) {
     if (done[i]) return SUCCESS;
     done[i] = true;

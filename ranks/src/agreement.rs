@@ -1,4 +1,4 @@
-//! What all ranks must have in common, and how one of them tells the others that it failed.
+//! What all ranks must have in common, and how a rank tells the others that it failed.
 
 use super::SharedPeers;
 use super::peers::{PeerError, Peers, all_gather};
@@ -7,40 +7,40 @@ use super::peers::{PeerError, Peers, all_gather};
 const MESSAGE: usize = 1024;
 /// Digests that a message has room for.
 const DIGESTS: usize = 8;
-/// Where its text begins: behind a status, the text's length and the digests.
+/// Offset of a message's text: after the status, the text's length and the digests.
 const TEXT: usize = 8 + 8 * DIGESTS;
 
-/// What keeps the ranks from going on together.
+/// Why the ranks cannot go on together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Disagreement {
     /// A rank failed, with this status and line.
     Failed {
-        /// The first that did.
+        /// The first rank that failed.
         rank: u32,
         /// Its exit status.
         status: u8,
-        /// Its line, as long as there was room for it.
+        /// Its error line, cut to the room of a message.
         what: String,
     },
-    /// A rank has something else than rank 0.
+    /// A rank has a value other than rank 0's.
     Differs {
-        /// The first that does.
+        /// The first rank that differs.
         rank: u32,
-        /// What it is.
+        /// The name of the value that differs.
         what: &'static str,
     },
 }
 
-/// What a rank says of itself: how it failed, if it did, and the digests of what all have in common, by their names.
+/// A rank's own report: its failure, if it failed, and the named digests of what all ranks must have in common.
 #[derive(Debug, Clone, Copy)]
 pub struct Report<'a> {
-    /// Its exit status and line.
+    /// The exit status and error line of a failed rank.
     pub failure: Option<(u8, &'a str)>,
-    /// At most eight, the same names in the same order on every rank.
+    /// At most eight digests, with the same names in the same order on every rank.
     pub digests: &'a [(&'static str, u64)],
 }
 
-/// Compares the ranks' reports: the first disagreement, the same on every rank.
+/// Compares the ranks' reports and returns the first disagreement, the same on every rank.
 ///
 /// # Errors
 /// A rank that is gone.
@@ -56,7 +56,7 @@ pub fn agree(peers: &mut dyn Peers, report: &Report<'_>) -> Result<Option<Disagr
     gathered.map(|()| found)
 }
 
-/// The first rank of all messages that failed, or else that has something else than rank 0.
+/// The first rank whose message reports a failure, or else the first whose digests are not those of rank 0.
 fn first_disagreement(all: &[u8], report: &Report<'_>) -> Option<Disagreement> {
     let digests = |message: &[u8]| -> [u64; DIGESTS] {
         std::array::from_fn(|i| u64::from_le_bytes(message[8 + 8 * i..].first_chunk().copied().unwrap_or_default()))
@@ -95,7 +95,7 @@ impl Report<'_> {
     }
 }
 
-/// Rank 0's bytes, on every rank.
+/// Sends rank 0's `bytes` to every rank.
 ///
 /// # Errors
 /// A rank that is gone.
@@ -106,7 +106,7 @@ pub fn share_bytes(peers: &mut dyn Peers, bytes: &mut [u8]) -> Result<(), PeerEr
     (1..peers.count()).try_for_each(|other| peers.send_receive(other, bytes, other, &mut []))
 }
 
-/// Rank 0's text, of at most 1,016 bytes, on every rank.
+/// Sends rank 0's text, of at most 1,016 bytes, to every rank and returns it.
 ///
 /// # Errors
 /// A rank that is gone.
@@ -120,7 +120,7 @@ pub fn share_text(peers: &mut dyn Peers, text: &str) -> Result<String, PeerError
     Ok(String::from_utf8_lossy(&message[8..][..length]).into_owned())
 }
 
-/// Makes `numbers` those of the first rank; they stay where there is no other.
+/// Replaces `numbers` with rank 0's; without other ranks they stay.
 ///
 /// # Errors
 /// A rank that is gone.

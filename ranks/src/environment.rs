@@ -1,13 +1,13 @@
-//! Which rank a process is, from what its launcher put into the environment.
+//! Reads the rank of this process from the environment that its launcher set.
 
 use super::PeerError;
 
-/// A process among those that a launcher began.
+/// One of the processes that a launcher started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rank {
-    /// Its number.
+    /// Its number among all processes.
     pub rank: u32,
-    /// How many there are.
+    /// How many processes there are.
     pub count: u32,
     /// Its number on this machine.
     pub local: u32,
@@ -19,7 +19,7 @@ struct Launcher {
     variables: [&'static str; 3],
 }
 
-/// A launcher may start one that stands before it here.
+/// A launcher may start one that precedes it in this list.
 const LAUNCHERS: [Launcher; 4] = [
     Launcher { name: "torchrun", variables: ["RANK", "WORLD_SIZE", "LOCAL_RANK"] },
     Launcher {
@@ -30,10 +30,10 @@ const LAUNCHERS: [Launcher; 4] = [
     Launcher { name: "srun", variables: ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"] },
 ];
 
-/// The least number of a step that Slurm counts apart: an allocation's shell, a batch script (slurm.h).
+/// The lowest step number that Slurm reserves for itself: an allocation's shell, a batch script (slurm.h).
 const SLURMS_OWN_STEPS: u32 = 0xffff_fff0;
 
-/// What a launcher says of a process.
+/// What a launcher's variables say of a process.
 struct Said<'a> {
     launcher: &'a Launcher,
     rank: u32,
@@ -42,7 +42,7 @@ struct Said<'a> {
 }
 
 impl Launcher {
-    /// What it says, if it says anything.
+    /// What this launcher's variables say; `None` if they are not set.
     fn said(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Said<'_>>, PeerError> {
         let Launcher { name, variables } = self;
         let read = |name: &'static str| -> Result<Option<u32>, PeerError> {
@@ -74,20 +74,20 @@ impl Launcher {
     }
 }
 
-/// The rank that the environment describes; nothing where a process was started by itself. `variable` gives the value of a
-/// variable that is set.
+/// The rank that the environment describes; `None` if no launcher started this process. `variable` returns the value of
+/// a variable that is set.
 ///
 /// # Errors
-/// Variables that are missing, no numbers or contradict each other.
+/// Variables that are missing, are no numbers or contradict each other.
 pub fn rank(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Rank>, PeerError> {
-    // Slurm sets its variables for a shell or a batch script as well, which is no rank; a step of srun is one.
+    // Slurm also sets its variables for a shell or a batch script, which are no ranks; a step of srun is one.
     let step = variable("SLURM_STEP_ID").and_then(|step| step.trim().parse::<u32>().ok());
     let in_step = step.is_some_and(|step| step < SLURMS_OWN_STEPS);
-    // RANK and WORLD_SIZE may also be a job script's, as others' numbers by another name.
+    // A job script may also set RANK and WORLD_SIZE, to another launcher's numbers.
     let torchrun = variable("TORCHELASTIC_RUN_ID").is_some();
     let mut found: Option<Said<'_>> = None;
     for launcher in LAUNCHERS.iter().filter(|launcher| launcher.name != "srun" || in_step) {
-        // A launcher that was started once says nothing of ranks.
+        // A launcher that started a single process says nothing about ranks.
         let Some(said) = launcher.said(variable)?.filter(|said| said.count > 1) else { continue };
         let Some(inner) = &mut found else {
             found = Some(said);
@@ -97,9 +97,9 @@ pub fn rank(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Rank>, P
         if (inner.rank, inner.count) == (said.rank, said.count) {
             inner.local = inner.local.or(said.local);
         } else if name == "torchrun" && torchrun && said.count <= inner.count {
-            // These are torchruns, one on each machine, in whatever order they met.
+            // The other launcher started torchruns, one on each machine, which may be numbered in another order.
         } else if name == "mpirun" && launcher.name == "srun" && said.count < inner.count {
-            // These are what mpirun starts on each machine, in some MPIs on all but its own.
+            // srun's tasks are the daemons that mpirun starts on each machine, in some MPIs on each but its own.
         } else {
             return Err(PeerError(format!(
                 "{} says rank {} of {} and {} says rank {} of {}; start the run with one of them",
@@ -107,12 +107,13 @@ pub fn rank(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Rank>, P
             )));
         }
     }
-    // Where nothing says it, all ranks are taken to be on one machine.
+    // Without a local number all ranks are taken to be on one machine.
     Ok(found.map(|Said { rank, count, local, .. }| Rank { rank, count, local: local.unwrap_or(rank) }))
 }
 
-/// The number of the GPU that a rank trains on, among those that its process sees: its own number on the machine, or 0
-/// where a scheduler shows each process one GPU alone (`srun --gpus-per-task 1`). torchrun shows all its ranks the same.
+/// The number of the GPU that a rank trains on, among those that its process sees: the rank's number on the machine, or
+/// 0 if a scheduler shows each process a single GPU (`srun --gpus-per-task 1`). torchrun shows the same GPUs to all its
+/// ranks.
 pub fn gpu(rank: Rank, variable: &dyn Fn(&str) -> Option<String>) -> u32 {
     let one = variable("CUDA_VISIBLE_DEVICES").is_some_and(|seen| !seen.trim().is_empty() && !seen.contains(','));
     if one && variable("TORCHELASTIC_RUN_ID").is_none() { 0 } else { rank.local }
@@ -149,16 +150,16 @@ mod tests {
         assert_eq!(of(&[("PMI_RANK", "2"), ("PMI_SIZE", "3")]), some(2, 3, 2));
         let srun = [("SLURM_PROCID", "9"), ("SLURM_NTASKS", "16"), ("SLURM_LOCALID", "1"), ("SLURM_STEP_ID", "0")];
         assert_eq!(of(&srun), some(9, 16, 1));
-        // A batch script of 16 tasks is no rank of 16, and one process of a launcher is alone.
+        // A batch script of 16 tasks is not one of 16 ranks, and the only process of a launcher is no rank.
         assert_eq!(of(&srun[..3]), Ok(None));
         assert_eq!(of(&[("SLURM_STEP_ID", "batch"), srun[0], srun[1]]), Ok(None));
         assert_eq!(of(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
         // mpirun within a task of srun, and srun that starts MPI's ranks itself.
         let alone = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_STEP_ID", "0")];
         assert_eq!(of(&[&openmpi[..], &alone].concat()), some(1, 2, 1));
-        // PMI names no number on a machine, and Slurm does.
+        // PMI's variables have no local number; Slurm's have one.
         assert_eq!(of(&[&srun[..], &[("PMI_RANK", "9"), ("PMI_SIZE", "16")]].concat()), some(9, 16, 1));
-        // A job script that names its ranks after Slurm's.
+        // A job script that copies Slurm's numbers into RANK and WORLD_SIZE.
         assert_eq!(of(&[&srun[..], &[("RANK", "9"), ("WORLD_SIZE", "16")]].concat()), some(9, 16, 1));
     }
 
@@ -166,7 +167,7 @@ mod tests {
     fn the_shell_of_an_allocation_is_no_rank() {
         let salloc = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "16"), ("SLURM_LOCALID", "0")];
         let in_step = |id| of(&[&salloc[..], &[("SLURM_STEP_ID", id)]].concat());
-        // Interactive, batch, extern, pending, and what older versions call a script.
+        // Interactive, batch, extern and pending steps, and an older version's number of a batch script.
         for id in ["4294967290", "4294967291", "4294967292", "4294967293", "4294967294", "4294967295", "", "batch"] {
             assert_eq!(in_step(id), Ok(None), "{id}");
         }
@@ -184,7 +185,7 @@ mod tests {
             [("RANK", rank), ("WORLD_SIZE", count), ("LOCAL_RANK", local), ("TORCHELASTIC_RUN_ID", "none")]
         };
         assert_eq!(of(&[torchrun("11", "16", "3"), tasks("1", "2")].concat()), some(11, 16, 3));
-        // It numbers machines as they arrive, so with one rank on each the numbers are others than Slurm's.
+        // torchrun numbers machines as they arrive, so with one rank on each its numbers may differ from Slurm's.
         assert_eq!(of(&[torchrun("1", "2", "0"), tasks("0", "2")].concat()), some(1, 2, 0));
         let mpi = |rank, count, local| {
             [("OMPI_COMM_WORLD_RANK", rank), ("OMPI_COMM_WORLD_SIZE", count), ("OMPI_COMM_WORLD_LOCAL_RANK", local)]
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!(of(&[&torchrun("11", "16", "3")[..], &mpi("1", "2", "0")].concat()), some(11, 16, 3));
         // mpirun in an allocation of three machines starts a daemon on each of the other two with srun.
         assert_eq!(of(&[&mpi("5", "6", "1")[..], &tasks("1", "2")].concat()), some(5, 6, 1));
-        // No launcher starts fewer ranks than there are of itself.
+        // A launcher starts at least as many ranks as there are of itself.
         for variables in [
             [&mpi("1", "2", "1")[..], &tasks("3", "4")].concat(),
             [&mpi("1", "2", "1")[..], &tasks("0", "2")].concat(),
@@ -236,7 +237,7 @@ mod tests {
         for one in ["0", "3", "GPU-5a3f", "MIG-77c1"] {
             assert_eq!(of(&[("CUDA_VISIBLE_DEVICES", one)]), 0, "{one}");
         }
-        // More ranks than GPUs: better no fourth GPU than one that several share.
+        // More ranks than GPUs: a rank without a GPU of its own fails rather than share one.
         assert_eq!(of(&[("CUDA_VISIBLE_DEVICES", "0"), ("TORCHELASTIC_RUN_ID", "none")]), 3);
     }
 }

@@ -1,7 +1,7 @@
 //! The other ranks of a run: processes that train one model together.
 //!
-//! A launcher starts them and says in the environment which one each is. They reach each other through a library that
-//! clusters have: there is no launcher and no transport here.
+//! A launcher starts these processes and tells each its rank through the environment. They communicate through a
+//! library that clusters have: this program has neither a launcher nor a transport.
 
 pub mod agreement;
 pub mod environment;
@@ -22,7 +22,7 @@ pub use agreement::share_numbers;
 pub use environment::Rank;
 pub use peers::{PeerError, Peers};
 
-/// The other ranks, as everything in this process that talks to them shares them.
+/// The other ranks, shared by everything in this process that communicates with them.
 pub type SharedPeers = Rc<RefCell<dyn Peers>>;
 
 /// How ranks reach each other.
@@ -30,14 +30,14 @@ pub type SharedPeers = Rc<RefCell<dyn Peers>>;
 pub enum Transport {
     /// MPI, between CPUs.
     Mpi,
-    /// NCCL, between GPUs; a few words over TCP.
+    /// NCCL, between GPUs; a few control messages over TCP.
     Nccl,
 }
 
-/// Joins the ranks that `rank` is one of. `watch` looks after its waits for them.
+/// Joins the group of ranks that `rank` belongs to. `watch` monitors the waits for other ranks.
 ///
 /// # Errors
-/// A build without MPI; another number of ranks there; a rank 0 that is not found.
+/// A build without MPI; another number of ranks in the library's group; a rank 0 that is not found.
 pub fn join(rank: Rank, transport: Transport, watch: Watch) -> Result<SharedPeers, PeerError> {
     match transport {
         Transport::Mpi => join_mpi(rank, watch),

@@ -1,4 +1,4 @@
-//! Ranks that MPI started and reaches.
+//! Ranks that MPI starts and connects.
 
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -17,15 +17,15 @@ pub struct MpiPeers {
     world: SimpleCommunicator,
     watch: Watch,
     room: Vec<u8>,
-    /// Ends MPI when it is dropped: after everything else.
+    /// Finalizes MPI when it is dropped, after all other fields.
     _universe: Universe,
 }
 
 impl MpiPeers {
-    /// Joins the world of `count` processes that a launcher began.
+    /// Joins the world of the `count` processes that a launcher started.
     ///
     /// # Errors
-    /// Another number of processes: the launcher is of another MPI.
+    /// Another number of processes in MPI's world: the launcher belongs to another MPI.
     pub fn start(count: u32, watch: Watch) -> Result<MpiPeers, PeerError> {
         let Some((universe, _)) = mpi::initialize_with_threading(Threading::Serialized) else {
             return Err(PeerError("MPI was started before".to_owned()));
@@ -52,7 +52,8 @@ impl Peers for MpiPeers {
 
     fn send_receive(&mut self, to: u32, send: &[u8], from: u32, receive: &mut [u8]) -> Result<(), PeerError> {
         let (other, source) = (self.world.process_at_rank(to as i32), self.world.process_at_rank(from as i32));
-        // Messages of equal numbers pair: an empty one is none on either side.
+        // The sender and the receiver cut a message into the same number of chunks; an empty message has none on either
+        // side.
         let (mut sends, mut receives) = (send.chunks(LONGEST), receive.chunks_mut(LONGEST));
         let whole = |status: Status, wanted: usize| match status.count(u8::equivalent_datatype()) as usize {
             found if found == wanted => Ok(()),

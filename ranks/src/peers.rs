@@ -1,27 +1,27 @@
-//! Messages between ranks, and the collectives that are made of them.
+//! Messages between ranks, and the collectives built from them.
 //!
-//! A collective of n ranks has n − 1 rounds: in round d a rank sends to the one d places after it and receives from the one
-//! d places before it. So it has one order, needs no storage, and no two ranks wait for each other's turn.
+//! A collective of n ranks has n − 1 rounds: in round d a rank sends to the d-th rank after it and receives from the
+//! d-th rank before it. So the order is fixed, no storage is needed, and no two ranks wait for each other's turn.
 
 use std::ops::Range;
 
 use super::watch::Watch;
 
-/// Why ranks do not work together.
+/// Why the ranks cannot work together.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct PeerError(pub String);
 
-/// The other ranks of a run, as main memory sees them. Every rank makes the same calls in the same order.
+/// The other ranks of a run, for data in main memory. Every rank makes the same calls in the same order.
 pub trait Peers {
-    /// This rank.
+    /// This rank's number.
     fn rank(&self) -> u32;
 
     /// How many ranks there are.
     fn count(&self) -> u32;
 
-    /// Sends `send` to rank `to` while `receive` is filled by what rank `from` sends to this one, which is as long. Either
-    /// may be empty; then no message is sent.
+    /// Sends `send` to rank `to` and fills `receive` with a message of the same length from rank `from`. Either may be
+    /// empty; then that message is not sent.
     ///
     /// # Errors
     /// A rank that is gone.
@@ -48,24 +48,24 @@ pub trait Peers {
         Ok(())
     }
 
-    /// What looks after this process' waits for other ranks, where they have an end.
+    /// Monitors this process' waits for other ranks, if they are limited.
     fn watch(&self) -> Option<Watch> {
         None
     }
 
-    /// Storage that messages are collected in; it keeps what it has grown to, so that steps allocate nothing.
+    /// Storage for collected messages; it never shrinks, so that steps allocate nothing.
     fn room(&mut self) -> &mut Vec<u8>;
 
-    /// Ends every rank with this exit status, and does not return where that is possible.
+    /// Ends every rank with this exit status; it does not return where that is possible.
     fn abort(&mut self, _status: i32) {}
 }
 
-/// The rounds of a collective: whom a rank sends to, and whom it receives from.
+/// The rounds of a collective: the rank to send to, and the rank to receive from.
 fn rounds(rank: u32, count: u32) -> impl Iterator<Item = [u32; 2]> {
     (1..count).map(move |d| [(rank + d) % count, (rank + count - d) % count])
 }
 
-/// Every rank's bytes `of(rank)` of `whole` become what that rank has there. No two ranges overlap.
+/// Gathers the bytes `of(rank)` of `whole` from every rank, on every rank. No two ranges overlap.
 ///
 /// # Errors
 /// A rank that is gone.
@@ -73,8 +73,8 @@ pub fn all_gather(peers: &mut dyn Peers, whole: &mut [u8], of: impl Fn(u32) -> R
     peers.all_gather(whole, &of)
 }
 
-/// Sends bytes `sent(r)` of `from` to every rank r, and puts what rank r sends to this one at bytes `received(r)` of `to`;
-/// this rank's own are copied.
+/// Sends bytes `sent(r)` of `from` to every rank r, and writes the bytes from rank r to `received(r)` of `to`; this
+/// rank's own bytes are copied.
 ///
 /// # Errors
 /// A rank that is gone.
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn everyone_ends_with_everybodys_bytes() {
         for count in [1, 2, 3, 5] {
-            // Ranges of 3, 0, 7, 1 and 5 bytes, of which the second rank has the first.
+            // Ranges of 3, 0, 7, 1 and 5 bytes; the second rank has the first range.
             let ends = [0, 3, 3, 10, 11, 16];
             let of = |rank: u32| {
                 let place = ((rank + count - 1) % count) as usize;
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn everyone_gets_its_part_of_everyone() {
         for count in [1u32, 2, 3, 5] {
-            // Rank s is sent s + 1 bytes, each of which says from whom to whom.
+            // Rank s receives s + 1 bytes from each rank; each byte encodes sender and receiver.
             let start = |rank: u32| (rank * (rank + 1) / 2) as usize;
             let found = threads::run(count, |mut peers| {
                 let rank = peers.rank();

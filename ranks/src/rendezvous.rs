@@ -1,6 +1,8 @@
-//! Ranks that find each other over TCP: what NCCL needs before it can begin, and then a few words a run.
+//! Ranks that find each other over TCP: NCCL needs that before it can start; afterwards a run sends a few control
+//! messages.
 //!
-//! Rank 0 listens; every other rank connects to it and stays connected. Gradients and weights never come this way.
+//! Rank 0 listens; every other rank connects to rank 0 and stays connected. Gradients and weights never pass through
+//! these connections.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
@@ -10,20 +12,20 @@ use std::time::{Duration, Instant};
 use super::watch::Watch;
 use super::{PeerError, Peers, Rank};
 
-/// What a rank says first.
+/// The first bytes of a rank's first message.
 const MAGIC: &[u8; 16] = b"capful ranks 1\r\n";
-/// Bytes of a launcher's name for a job; longer ones are cut.
+/// Bytes for a launcher's job name; longer names are cut.
 const JOB: usize = 64;
 /// Bytes of the first message: magic, rank, count, job.
 const HELLO: usize = MAGIC.len() + 8 + JOB;
 /// How long ranks wait for each other at the start.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long one that has connected may take to say who it is.
+/// How long a connected rank may take to identify itself.
 const GREETING: Duration = Duration::from_secs(5);
-/// Ports from the launcher's own to this one, which it does not hold.
+/// The offset from the launcher's port, which is in use, to the port of this program.
 const BESIDE: u16 = 17;
 
-/// Where rank 0 is, and which job this is.
+/// The address of rank 0, and the name of this job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Meeting {
     host: String,
@@ -32,10 +34,10 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// From the environment.
+    /// Reads the meeting from the environment.
     ///
     /// # Errors
-    /// Variables that are missing or no port.
+    /// Variables that are missing, or are no port.
     pub fn of(variable: &dyn Fn(&str) -> Option<String>) -> Result<Meeting, PeerError> {
         let Some(host) = variable("MASTER_ADDR") else {
             return Err(PeerError(
@@ -75,7 +77,7 @@ impl Meeting {
         hello
     }
 
-    /// The rank that a first message is of, if it is of this job.
+    /// The rank that sent a first message, if the message belongs to this job.
     fn guest(&self, rank: Rank, hello: &[u8; HELLO]) -> Option<u32> {
         let guest = hello[16..20].first_chunk().map(|bytes| u32::from_le_bytes(*bytes))?;
         let expected = self.hello(Rank { rank: guest, ..rank });
@@ -86,14 +88,14 @@ impl Meeting {
 /// Ranks connected through rank 0.
 pub struct TcpPeers {
     rank: Rank,
-    /// Of rank 0 one to every rank, itself left out by `None`; of others the one to rank 0.
+    /// On rank 0: one connection for every rank, with `None` for itself. On another rank: the connection to rank 0.
     to: Vec<Option<TcpStream>>,
     watch: Watch,
     room: Vec<u8>,
 }
 
 impl TcpPeers {
-    /// Meets the other ranks.
+    /// Connects to the other ranks.
     ///
     /// # Errors
     /// A port in use, an address that does not exist, a rank that does not come.
@@ -129,7 +131,7 @@ fn gone(rank: u32, error: &io::Error) -> PeerError {
     PeerError(format!("rank {rank} is gone ({error})"))
 }
 
-/// Rank 0: waits for every other rank. Whoever else connects is turned away.
+/// Rank 0: waits for every other rank. Any other client's connection is closed.
 fn receive(rank: Rank, meeting: &Meeting, deadline: Instant) -> Result<Vec<Option<TcpStream>>, PeerError> {
     let port = meeting.port;
     let listener = TcpListener::bind(("0.0.0.0", port)).map_err(|e| {
@@ -162,7 +164,7 @@ fn receive(rank: Rank, meeting: &Meeting, deadline: Instant) -> Result<Vec<Optio
     Ok(to)
 }
 
-/// Who has connected, if it is a rank of this job.
+/// The rank and connection of a client, if it is a rank of this job.
 fn greet(rank: Rank, meeting: &Meeting, mut stream: TcpStream) -> Option<(u32, TcpStream)> {
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(GREETING)).ok()?;
@@ -175,7 +177,7 @@ fn greet(rank: Rank, meeting: &Meeting, mut stream: TcpStream) -> Option<(u32, T
     Some((guest, stream))
 }
 
-/// Another rank: connects to rank 0, which may not listen yet.
+/// A rank other than 0: connects to rank 0, which may not listen yet.
 fn connect(rank: Rank, meeting: &Meeting, deadline: Instant) -> Result<Vec<Option<TcpStream>>, PeerError> {
     let Meeting { host, port, .. } = meeting;
     let mut why = "it does not answer".to_owned();
@@ -197,7 +199,7 @@ fn attempt(rank: Rank, meeting: &Meeting, deadline: Instant) -> io::Result<TcpSt
     let address = address.ok_or_else(|| io::Error::other("the address has no number"))?;
     let mut stream = TcpStream::connect_timeout(&address, GREETING)?;
     stream.write_all(&meeting.hello(rank))?;
-    // Rank 0 greets one after the other.
+    // Rank 0 greets one client at a time, so its answer may take a while.
     stream.set_read_timeout(Some(deadline.saturating_duration_since(Instant::now()).max(GREETING)))?;
     let mut answer = [0; MAGIC.len()];
     stream.read_exact(&mut answer)?;
@@ -225,7 +227,7 @@ impl Peers for TcpPeers {
         if receive.is_empty() { Ok(()) } else { self.receive(from, receive) }
     }
 
-    /// Through rank 0, which sends all of it to everyone.
+    /// Gathers through rank 0, which sends the whole to every rank.
     fn all_gather(&mut self, whole: &mut [u8], of: &dyn Fn(u32) -> Range<usize>) -> Result<(), PeerError> {
         let count = self.rank.count;
         if self.rank.rank > 0 {
@@ -314,7 +316,7 @@ mod tests {
         thread::scope(|scope| {
             let first = scope.spawn(|| TcpPeers::meet(rank(0), &ours, watch()));
             thread::sleep(Duration::from_millis(50));
-            // A program that says something else, and a rank of another job.
+            // A client with another protocol, and a rank of another job.
             TcpStream::connect(("127.0.0.1", port)).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
             let other = meeting(port, "another");
             let turned = TcpPeers::meet_within(rank(1), &other, watch(), Duration::from_millis(200)).err().unwrap();
@@ -323,7 +325,7 @@ mod tests {
             first.join().unwrap().unwrap();
             drop(second);
         });
-        // Nobody comes, and somebody else has the port.
+        // No rank comes; and the port is in use by another process.
         let late = TcpPeers::meet_within(rank(0), &ours, watch(), Duration::from_millis(50)).err().unwrap();
         assert!(late.to_string().contains("rank 1 of 2 did not come"), "{late}");
         let _taken = TcpListener::bind(("0.0.0.0", port)).unwrap();

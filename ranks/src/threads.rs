@@ -5,7 +5,7 @@ use std::thread;
 
 use super::{PeerError, Peers};
 
-/// A rank with a channel from and to every rank.
+/// A rank with a channel to every rank and one from every rank.
 pub struct ThreadPeers {
     rank: u32,
     to: Vec<Sender<Vec<u8>>>,
@@ -38,13 +38,13 @@ impl Peers for ThreadPeers {
     }
 }
 
-/// Ranks that can talk to each other.
+/// Ranks that are connected with each other.
 fn group(count: u32) -> Vec<ThreadPeers> {
     let mut to: Vec<Vec<_>> = (0..count).map(|_| Vec::new()).collect();
     let mut ranks = Vec::new();
     for rank in 0..count {
         let (senders, from): (Vec<_>, Vec<_>) = (0..count).map(|_| channel()).unzip();
-        // What this rank hears from rank r, rank r says.
+        // The sender of each of this rank's incoming channels goes to the rank that it listens to.
         to.iter_mut().zip(senders).for_each(|(of, sender)| of.push(sender));
         ranks.push(ThreadPeers { rank, to: Vec::new(), from, room: Vec::new() });
     }
@@ -52,7 +52,7 @@ fn group(count: u32) -> Vec<ThreadPeers> {
     ranks
 }
 
-/// What `work` gives on each of `count` ranks, in their order.
+/// The results of `work` on each of `count` ranks, in the order of the ranks.
 pub fn run<T: Send>(count: u32, work: impl Fn(ThreadPeers) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;

@@ -3,10 +3,11 @@
 use super::agreement::{Disagreement, Report, agree};
 use super::{PeerError, SharedPeers};
 
-/// What a piece of work gave on this rank, where it went well on all of them. `line` says a failure in a line.
+/// Returns this rank's result if the work succeeded on all ranks. `line` formats a failure as one line.
 ///
 /// # Errors
-/// This rank's own failure, or another rank's: the first one's, the same on every rank that has none of its own.
+/// This rank's own failure, or else the failure of the first rank that failed, the same on every rank without one of
+/// its own.
 pub fn together<T, E>(
     peers: Option<&SharedPeers>,
     done: Result<T, E>,
@@ -30,9 +31,9 @@ pub fn together<T, E>(
     }
 }
 
-/// What went wrong on another rank, with its name.
+/// A failure on another rank, with that rank's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elsewhere {
-    /// In a line.
+    /// The failure as one line.
     pub what: String,
 }

@@ -1,4 +1,4 @@
-//! Every wait for another rank has an end.
+//! Limits every wait for another rank.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,46 +9,46 @@ use std::time::{Duration, Instant};
 use super::PeerError;
 use capful_base::contain;
 
-/// The longest wait where nobody says otherwise: others may choose algorithms meanwhile.
+/// The longest wait unless the environment sets another: the other ranks may be choosing algorithms.
 const LONGEST: Duration = Duration::from_secs(600);
-/// The longest for work that one rank does for all, such as encoding text.
+/// The longest wait for work that one rank does for all, such as encoding text.
 const LONGEST_LED: Duration = Duration::from_secs(48 * 3600);
-/// The longest after a signal: the others were sent it too, and end with their step.
+/// The longest wait after a signal: the other ranks also received it, and end with their step.
 const AFTER_SIGNAL: Duration = Duration::from_secs(30);
-/// How long it may take to free this process of an overdue wait. It ends then in any case.
+/// How long it may take to free this process of an overdue wait. The process ends after that in any case.
 const GRACE: Duration = Duration::from_secs(10);
-/// Seconds of the longest wait, in the environment.
+/// The environment variable with the longest wait in seconds.
 const VARIABLE: &str = "CAPFUL_WAIT";
 
-/// Looks after one process' waits. A copy looks after the same ones.
+/// Monitors the waits of one process. A clone monitors the same waits.
 #[derive(Clone)]
 pub struct Watch(Arc<Shared>);
 
 struct Shared {
     rank: u32,
-    /// Raised by a signal.
+    /// Set by a signal.
     signal: Arc<AtomicBool>,
     began: Instant,
-    /// Whether a rank does led work.
+    /// Whether one rank is doing work for all.
     led: AtomicBool,
-    /// 0 where nobody waits, [`OVERDUE`], or else milliseconds since `began`, plus 1, and the rank waited for in the lower
-    /// 24 bits.
+    /// 0 if nobody waits, [`OVERDUE`], or else: milliseconds since `began`, plus 1, and in the lower 24 bits the rank
+    /// waited for.
     wait: AtomicU64,
-    /// Done before an overdue wait ends the process.
+    /// Called before an overdue wait ends the process.
     free: Mutex<Option<Free>>,
 }
 
-/// What frees a process of something that it waits in.
+/// Frees the process from whatever it waits in.
 type Free = Box<dyn FnOnce() + Send>;
 
 const RANK: u64 = (1 << 24) - 1;
-/// In the place of a rank: all others, where a GPU waits for one of them.
+/// Instead of a rank: all others, when a GPU waits for one of them.
 const OTHERS: u64 = RANK;
 const RESUME: &str = "continue with --resume from the last checkpoint";
-/// A wait that was too long: the process is about to end.
+/// Marks a wait that took too long: the process is about to end.
 const OVERDUE: u64 = u64::MAX;
 
-/// The longest wait that the environment asks for.
+/// The longest wait, from the environment.
 fn longest(variable: &dyn Fn(&str) -> Option<String>) -> Result<Duration, PeerError> {
     let Some(text) = variable(VARIABLE) else { return Ok(LONGEST) };
     let most = LONGEST_LED.as_secs();
@@ -59,7 +59,7 @@ fn longest(variable: &dyn Fn(&str) -> Option<String>) -> Result<Duration, PeerEr
 }
 
 impl Watch {
-    /// Of rank `rank`, with a flag that a signal raises.
+    /// A watch for rank `rank`, with a flag that a signal sets.
     pub fn new(rank: u32, signal: Arc<AtomicBool>) -> Watch {
         Watch(Arc::new(Shared {
             rank,
@@ -71,17 +71,17 @@ impl Watch {
         }))
     }
 
-    /// Begins to watch, on a thread of its own: from here on a wait that is too long ends the process with status 1 and a
-    /// line.
+    /// Starts to watch on its own thread: from here on a wait that takes too long ends the process with status 1 and an
+    /// error line.
     ///
     /// # Errors
-    /// A longest wait in the environment that is none; no thread.
+    /// An invalid longest wait in the environment; a thread that cannot start.
     pub fn begin(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<(), PeerError> {
         let usual = longest(variable)?;
         self.begin_with(move |shared| shared.look(usual))
     }
 
-    /// The same with `look`, which says what is wrong with a wait.
+    /// Starts a thread that runs `look`, which returns what is wrong with a wait.
     fn begin_with(&self, look: impl FnOnce(&Shared) -> String + Send + 'static) -> Result<(), PeerError> {
         let shared = Arc::clone(&self.0);
         let watch = move || match contain(|| look(&shared)) {
@@ -90,7 +90,7 @@ impl Watch {
                 shared.free();
                 leave()
             }
-            // Nobody waits for sure, so nothing is aborted under a run that goes on until the process is gone.
+            // It is not known whether anybody waits, so nothing is aborted: the run goes on until the process is gone.
             Err(panic) => {
                 shared.say(&format!("looks after its waits no more ({panic}); {RESUME}"));
                 leave()
@@ -104,30 +104,30 @@ impl Watch {
         })
     }
 
-    /// Whether waits are for led work from here on, which may take days.
+    /// Sets whether waits from here on are for work that one rank does for all, which may take days.
     pub fn led(&self, led: bool) {
         self.0.led.store(led, Ordering::Relaxed);
     }
 
-    /// Runs what waits for rank `other`.
+    /// Runs `wait`, which waits for rank `other`.
     pub fn wait_for<T>(&self, other: u32, wait: impl FnOnce() -> T) -> T {
         self.0.wait(u64::from(other), wait)
     }
 
-    /// Runs what waits for this rank's GPU, which may itself wait for another rank's. A signal does not shorten this wait:
-    /// the GPU may be at work.
+    /// Runs `wait`, which waits for this rank's GPU; the GPU may itself wait for another rank's. A signal does not
+    /// shorten this wait: the GPU may be at work.
     pub fn wait_for_gpu<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.0.wait(OTHERS, wait)
     }
 
-    /// What an overdue wait is freed by before the process ends, from here on.
+    /// Sets the function that frees an overdue wait before the process ends.
     pub fn free_by(&self, free: Option<Free>) {
         *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) = free;
     }
 }
 
 impl Shared {
-    /// Does not return from a wait that was overdue: what it waited for never came.
+    /// Runs `wait`. It does not return if the wait was overdue: the process is about to end.
     fn wait<T>(&self, other: u64, wait: impl FnOnce() -> T) -> T {
         let since = self.began.elapsed().as_millis() as u64 + 1;
         let noted = since << 24 | other & RANK;
@@ -139,7 +139,7 @@ impl Shared {
         done
     }
 
-    /// Looks until a wait is overdue, and says so.
+    /// Checks until a wait is overdue, and returns what is wrong with it.
     fn look(&self, usual: Duration) -> String {
         let mut signalled = None;
         loop {
@@ -162,11 +162,11 @@ impl Shared {
         let _ = writeln!(std::io::stderr(), "{}: rank {} {what}", capful_base::name::called(), self.rank);
     }
 
-    /// Frees this process of what it waits in, or tries to.
+    /// Tries to free this process from the call that it waits in.
     fn free(&self) {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(free) = free {
-            // Another thread, because this may wait as well.
+            // On another thread, because `free` may wait as well.
             let (done, freed) = mpsc::channel::<()>();
             let free = move || {
                 free();
@@ -178,12 +178,12 @@ impl Shared {
     }
 }
 
-/// Ends the process. Without exit handlers: those of a library may wait for the GPU.
+/// Ends the process without running exit handlers: a library's handlers may wait for the GPU.
 fn leave() {
     signal_hook::low_level::exit(1);
 }
 
-/// What is wrong with a wait at `now`, where it is longer than `longest`. A signal came at `signalled`.
+/// What is wrong with a wait at `now`, if it is longer than `longest`. A signal came at `signalled`.
 fn overdue(wait: u64, now: Duration, signalled: Option<Duration>, longest: Duration) -> Option<String> {
     let since = Duration::from_millis((wait >> 24).checked_sub(1)?);
     let (other, waited) = (wait & RANK, now.saturating_sub(since));
@@ -213,12 +213,12 @@ mod tests {
         assert_eq!(super::overdue(wait, at(620), None, LONGEST_LED), None);
         let late = overdue(wait, at(620), None).unwrap();
         assert!(late.contains("600 s for rank 7"), "{late}");
-        // The signal came before the wait began, and meanwhile.
+        // The signal came before the wait began; below, it comes during the wait.
         assert_eq!(overdue(wait, at(49), Some(at(5))), None);
         assert!(overdue(wait, at(50), Some(at(5))).is_some());
         assert_eq!(overdue(wait, at(129), Some(at(100))), None);
         assert!(overdue(wait, at(130), Some(at(100))).unwrap().contains("110 s for rank 7, which is gone"));
-        // A GPU may be at work then.
+        // After a signal a GPU may still be at work.
         let gpu = wait | OTHERS;
         assert_eq!(overdue(gpu, at(619), Some(at(100))), None);
         let late = overdue(gpu, at(620), None).unwrap();

@@ -1,13 +1,13 @@
-"""Opens pages of `host report` in Chromium: of a tiny run of each family, and of all side by side; and the page of a run
-while it goes on, of `host train --live`.
+"""Opens pages of `host report` in Chromium: of a tiny run of each family, and of all runs on one page; and the page of a
+run in progress, of `host train --live`.
 
     cargo build --release
     python3 tests/browser/report.py --host target/release/host
 
 Needs Chromium (Debian: apt-get install chromium) and nothing else. Checks figures in the DOM against metrics.jsonl; that the
-console has no error and that nothing elsewhere is asked for; that a run's page is renewed where it was scrolled to, and says
-when the run has ended; that no text is cut off, lies over another or is hard to read, in
-light, dark and on paper. With --keep DIR the pages and their pictures stay there. The exit status is 1 where something is wrong.
+console has no error and that there are no external requests; that a run's page is updated without losing its scroll
+position, and shows when the run has ended; that no text is cut off, overlaps another or is hard to read, in light and dark
+mode and on paper. With --keep DIR the pages and their pictures are stored there. The exit status is 1 for any error.
 """
 
 import argparse
@@ -31,13 +31,13 @@ FAMILIES = {
     "neurogen": "--preset neurogen-tiny --set embedding=16 --set fan_out=8 --batch-size 4 --seq-len 16 --eval-tokens 2000 "
     "--baseline-tokens 20000",
 }
-# No network of its own; root has no sandbox.
+# No network; root has no sandbox.
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-default-apps --remote-debugging-pipe"
 )
 
-# What is wrong with texts: outside of their drawing, over each other, or of too little contrast.
+# Errors of texts: outside of their drawing, overlapping, or with too little contrast.
 TEXTS = r"""
 (() => {
   const wrong = [];
@@ -91,7 +91,7 @@ TEXTS = r"""
 })()
 """
 
-# What the page says, for the comparison.
+# The figures on the page, for the comparison.
 FIGURES = r"""
 (() => {
   const one = (e) => ({ ...e.dataset });
@@ -114,14 +114,14 @@ FIGURES = r"""
 
 
 class Browser:
-    """Chromium, spoken to through a pipe: messages of JSON, each with a zero byte behind it."""
+    """Chromium, controlled through a pipe: messages of JSON, each followed by a zero byte."""
 
     def __init__(self, program, profile):
         to_child, ours = os.pipe()
         theirs, from_child = os.pipe()
 
         def connect():
-            # It reads from 3 and writes to 4; both copies are made before either is taken.
+            # Chromium reads from 3 and writes to 4; both ends are duplicated before either number is reused.
             source, target = os.dup(to_child), os.dup(from_child)
             os.dup2(source, 3)
             os.dup2(target, 4)
@@ -165,7 +165,7 @@ class Browser:
 
 
 class Page:
-    """A page, and what was asked for and said on the way."""
+    """A page, and the requests and messages since it was opened."""
 
     def __init__(self, browser, url, width):
         self.browser, self.url = browser, url
@@ -218,7 +218,7 @@ def close(a, b):
 
 
 def figures(found, run):
-    """What of a page's figures is not that of its run."""
+    """The figures of a page that differ from its run's."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     evaluations = [line for line in lines if "val_loss" in line]
@@ -265,7 +265,7 @@ def figures(found, run):
 
 
 def live(browser, host, directory, out, keep):
-    """What is wrong with the page of a run while it goes on."""
+    """The errors of the page of a run in progress."""
     wrong = []
     line = f"train {FAMILIES['pythia']} --time 20s --eval-every 200 --log-every 5 --threads 1 --live 0 --out live"
     run = subprocess.Popen(
@@ -275,7 +275,7 @@ def live(browser, host, directory, out, keep):
     url = next((line[len(said):].strip() for line in run.stderr if line.startswith(said)), None)
     if url is None:
         raise SystemExit(f"host {line}: it names no page")
-    # Nobody reads the rest.
+    # Drain the rest of the output.
     drain = subprocess.Popen(["cat"], stdin=run.stderr, stdout=subprocess.DEVNULL)
     page = Page(browser, url, 1000)
 
@@ -290,7 +290,7 @@ def live(browser, host, directory, out, keep):
 
     until("a step is told", "Number(document.getElementById('live').dataset.step) > 0", 10)
     until("there is a line", "document.querySelectorAll('svg[role=img] .line').length > 3", 12)
-    # Somebody reads below, and has marked something that does not change.
+    # A user reads further down, and has selected text that does not change.
     page.evaluate("window.mark = document.querySelector('.settings'); getSelection().selectAllChildren(mark); scrollTo(0, 700)")
     top = page.evaluate("document.getElementById('r0-memory').getBoundingClientRect().top")
     snapshots = []
@@ -299,7 +299,7 @@ def live(browser, host, directory, out, keep):
         snapshots.append(page.evaluate(counts))
         until("it is renewed", f"({counts}) !== {json.dumps(snapshots[-1])}", 15)
     for what, expression in (
-        # A line more above moves the page, and not what is seen of it.
+        # A new line above changes the page's height, but not what is visible.
         ("where it was scrolled to", f"Math.abs(document.getElementById('r0-memory').getBoundingClientRect().top - {top}) < 2"),
         ("what does not change", "mark.isConnected"),
         ("what was selected", "getSelection().toString().includes('seed')"),
@@ -321,7 +321,7 @@ def live(browser, host, directory, out, keep):
             wrong.append("the last page is not that of the end")
     if keep:
         page.picture(out / "live-ended.png")
-    # A stream that is opened again would be an error of the console.
+    # A stream that is opened again would log an error to the console.
     time.sleep(3)
     page.evaluate("0")
     last = page.evaluate("document.getElementById('live').textContent")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the programs for a Cortex-M, looks at what was built, and runs the tests that start them on emulated chips.
+# Builds the programs for a Cortex-M, inspects the binaries, and runs the tests that start them on emulated chips.
 #
-# With the target of rustup if it is installed; else with Debian's compiler for the web browser, which is the one that
-# makes the core library for other machines of its own source. Installs what it needs.
+# Uses rustup's target if it is installed, otherwise Debian's compiler for the web browser, which can build the core
+# library for other machines from its own source. Installs what it needs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=thumbv7em-none-eabihf
@@ -19,15 +19,15 @@ if [ ${#missing[@]} -gt 0 ]; then
   apt-get install -y --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
-# A flag for the host's build is none for the chip's.
+# The host's build flags must not apply to the chip's build.
 build=(--manifest-path tests/firmware/Cargo.toml --target-dir target/firmware --target "$target" --release --locked --quiet)
 cargo fmt --manifest-path tests/firmware/Cargo.toml --check
-# A panic's message holds the path of its source, whose length must not decide whether the program fits.
+# A panic message contains the path of its source, whose length must not decide whether the program fits.
 paths="--remap-path-prefix=$PWD=capful --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
 chip() {
   local RUSTFLAGS="${RUSTFLAGS:-} $paths"
   export RUSTFLAGS
-  # What wraps the host's compiler is not made for the chip's.
+  # A wrapper of the host's compiler does not work for the chip's.
   if installed; then
     env -u RUSTC_WORKSPACE_WRAPPER cargo "$@"
   else
@@ -36,13 +36,13 @@ chip() {
   fi
 }
 chip build "${build[@]}"
-# Of the standard library there is nothing but core: a line that asks for the part that allocates does not compile.
-# rustup's target brings that part along, so this proves nothing there.
+# The standard library has only core: code that uses alloc must not compile. rustup's target includes alloc, so this
+# check proves nothing there.
 if ! installed; then
   refused=$(chip build "${build[@]}" --lib --features alloc 2>&1) && { echo "tests/firmware/run.sh: alloc compiled"; exit 1; }
   grep -q "can't find crate for \`alloc\`" <<< "$refused" || { echo "$refused"; exit 1; }
 fi
-# The bits depend on libm: the chip's packages are the workspace's.
+# The bits depend on libm: the chip's packages must be the workspace's.
 python3 - Cargo.lock tests/firmware/Cargo.lock <<'PYTHON'
 import sys, tomllib
 host, chip = ({(p["name"], p["version"]): p.get("checksum") for p in tomllib.load(open(f, "rb"))["package"]} for f in sys.argv[1:])
@@ -67,7 +67,7 @@ for name in speak speak_spiking large quick learn spike adapt; do
   echo "$name: $total bytes of code and constants"
 done
 
-# Where the program that speaks could panic: calls of what panics, each with the function that it stands in. There is none.
+# Where the program that speaks could panic: calls of panicking functions, each with its caller. There must be none.
 panics=target/firmware/speak.panics
 awk -F '\t' '
   /^[0-9a-f]+ <.*>:$/ { function_of = $0; sub(/^[0-9a-f]+ </, "", function_of); sub(/>:$/, "", function_of) }
@@ -78,12 +78,12 @@ awk -F '\t' '
   }' <("$objdump" -dC "$program") | sort | uniq -c | sort -rn > "$panics"
 count=$(awk '{ n += $1 } END { print n + 0 }' "$panics")
 echo "speak: $count calls of what panics, listed in $panics"
-# Whether a program has functions that panic. All is read: a pipe that breaks is a failure here.
+# Whether a program has panicking functions. Reads all output: a broken pipe is a failure here.
 panics() { "$objdump" -tC "$1" | grep "core::panicking" >/dev/null; }
-# None may be found only where none of these functions is there.
+# The search may find no call only if none of these functions is linked.
 [ "$count" -gt 0 ] || ! panics "$program" || { echo "$0: no call was found"; exit 1; }
 [ "$count" -eq 0 ] || { cat "$panics"; exit 1; }
-# The same looks find some in a program that has them.
+# The same search must find calls in a program that has them.
 panics "${program%/*}/learn" || { echo "$0: panics are called otherwise"; exit 1; }
 
 CAPFUL_FIRMWARE=$program cargo test --workspace --test suite --locked "$@" firmware:: -- --ignored --nocapture

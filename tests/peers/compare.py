@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs capful and PyTorch on the same training shapes, turn about, and prints a table of the medians.
+"""Runs capful and PyTorch on the same training shapes, alternately, and prints a table of the medians.
 
   cargo build --release
   python3 tests/peers/compare.py --host target/release/host [--rounds 3] [--threads 2] [--only tiny,small]

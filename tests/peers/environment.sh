@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with the versions that the results in docs and fixtures were made with:
+# Makes a virtual environment with the versions that produced the results in docs and fixtures:
 #   tests/peers/environment.sh DIR [export]
-# With `export`, also what the parts export and harness of tests/long.sh need.
+# With `export`, also installs what the parts export and harness of tests/long.sh need.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:?usage: environment.sh DIR [export]}

@@ -1,4 +1,4 @@
-"""Compares what `host export --to hf` wrote with the run that it is of, in transformers: logits, greedy
+"""Compares the output of `host export --to hf`, loaded in transformers, with its run: logits, greedy
 continuations and token ids. Prints one JSON line and fails where they differ.
 
     export_parity.py --host target/release/host --run RUN --export DIR [--tolerance 1e-4]
@@ -41,7 +41,7 @@ def main():
         else AutoModelForCausalLM.from_pretrained(arguments.export, torch_dtype=torch.float32)
     model.eval()
     tokenizer = AutoTokenizer.from_pretrained(arguments.export)
-    # Ids: the text between the marks is what is compared.
+    # Ids: compares the text between the marks.
     same = 0
     for text in TEXTS:
         ours = host(arguments, "vocab", "--json", "--tokenizer", f"{arguments.export}/tokenizer.json", "--encode", text)
@@ -50,7 +50,7 @@ def main():
         same += ours == theirs
         if ours != theirs:
             print(repr(text), ours, theirs)
-    # Far enough for every wavelength.
+    # Long enough to cover every wavelength.
     size = model.config.vocab_size - 4
     ids = [4 + i * 37 % size for i in range(min(200, model.config.max_position_embeddings))]
     ours = torch.tensor(host(arguments, "logits", "--json", "--device", "cpu", "--run", arguments.run, "--ids", ",".join(map(str, ids)))["logits"])

@@ -4,15 +4,15 @@
     python3 tests/peers/fixture.py > tests/fixtures/pythia_torch_20_steps.json
     python3 tests/peers/fixture.py --write DIR      the same weights as a Hugging Face model, and batches.json
 
-Weights, batches and learning rates are formulas, so that any language makes the same without a file:
+Weights, batches and learning rates are formulas, so that any language can compute them without a file:
   weight   entry i of tensor n (counted in the order of `tensors`): 0.1 sin(0.37 i^2 + n), plus 1 in a LayerNorm's
            weight, rounded to float32
   token    at step s, sequence b: position 0 has (3 s + 7 b) mod V, each next one (5 times the last + 3) mod V, up to
            position T
   batch    inputs are tokens 0..T-1, targets tokens 1..T; the target is ignored where (s + b + t) mod 7 = 3
   rate     of step s: 0.01 (s + 1) / 5 up to s = 4, then 0.01 (1 - (s - 4) / 20)
-Each case has losses and gradient norms (before clipping) of every step in float64 and float32, and of every tensor's
-first gradient g, before clipping, its norm and its dot product with sin(0.37 i^2 + 1).
+Each case has losses and gradient norms (before clipping) of every step in float64 and float32, and for the first
+gradient g of every tensor, before clipping, its norm and its dot product with sin(0.37 i^2 + 1).
 """
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Makes tests/fixtures/gguf_blocks.json: blocks of 32 numbers, and what the package gguf quantises them to.
+"""Makes tests/fixtures/gguf_blocks.json: blocks of 32 numbers, quantised by the package gguf.
 
     gguf_fixture.py > tests/fixtures/gguf_blocks.json
 """

@@ -1,4 +1,4 @@
-"""Compares what `host export --to gguf` wrote with the run that it is of, in llama.cpp: logits, greedy
+"""Compares the output of `host export --to gguf`, loaded in llama.cpp, with its run: logits, greedy
 continuations and token ids. Prints one JSON line; with --exact it fails where greedy tokens or ids differ.
 
     gguf_parity.py --host target/release/host --run RUN --export FILE.gguf [--exact]
@@ -58,7 +58,7 @@ def main():
         model.eval(ids)
         return model.scores[: len(ids)].copy()
 
-    # Far enough for every wavelength.
+    # Long enough to cover every wavelength.
     size = model.n_vocab() - 4
     ids = [4 + i * 37 % size for i in range(min(200, model.n_ctx()))]
     ours, other = logits(ids), theirs(ids)

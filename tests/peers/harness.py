@@ -49,7 +49,7 @@ def main():
     theirs = results["results"]["capful_text"]["bits_per_byte,none"]
     nats = 0.0
     for text in texts:
-        # Each text behind the beginning mark, which the harness puts there, without an end mark.
+        # Each text after the begin mark, which the harness adds, without an end mark.
         ids = json.loads(subprocess.run(
             [arguments.host, "vocab", "--json", "--tokenizer", f"{arguments.export}/tokenizer.json", "--encode", text],
             capture_output=True, text=True, check=True).stdout)["ids"]

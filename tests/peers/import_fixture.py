@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/import: very small models of random weights as `transformers` keeps them, and what it computes.
+"""Makes tests/fixtures/import: very small models of random weights as `transformers` saves them, and its results.
 
     python3 tests/peers/import_fixture.py tests/fixtures/import
 
-Each directory of a case is one that `host import --from hf` reads: config.json, the weights in one of their types, a
-tokenizer of whole words. `expected.json` beside them has a sequence of ids and its logits in float64 (the library's norms
-and rotary embedding stay in float32). Of the cases that are trained it also has the losses of 50 steps in float32:
+The directory of a case can be read by `host import --from hf`: config.json, the weights in one of their types, a
+tokenizer of whole words. `expected.json` next to them has a sequence of ids and its logits in float64 (the library's norms
+and rotary embedding stay in float32). For the cases that are trained it also has the losses of 50 steps in float32:
 
-  data     texts.jsonl, documents one after another, again from its beginning at its end; every document is its marks,
-           where the tokenizer has them, around the ids of its words
-  batch    2 sequences of 12 tokens that follow each other; the next step goes on with the last target
-  update   global-norm clip at 1, AdamW with betas 0.9 and 0.95, eps 1e-8, a decay of 0.1 of what has two dimensions
+  data     texts.jsonl, documents one after another, repeated at the end; every document consists of the ids of its words
+           between its begin and end marks, if the tokenizer has them
+  batch    2 consecutive sequences of 12 tokens; the next step continues with the last target
+  update   global-norm clip at 1, AdamW with betas 0.9 and 0.95, eps 1e-8, a decay of 0.1 for two-dimensional tensors
   rate     0.003 (s + 1) / 5 up to step s = 4, then 0.003
 """
 import json
@@ -42,9 +42,9 @@ LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_ma
 
 # Name: configuration, type of the file, shards, and whether it is trained.
 CASES = {
-    # As the library's fourth version spells the rotation, with the buffers that old files have.
+    # With the rotation keys of the library's fourth version, and with the buffers that old files have.
     "gpt_neox_parallel": (dict(NEOX, rotary_pct=0.25, rotary_emb_base=10000), torch.float32, 1, True),
-    # As the fifth does.
+    # With those of the fifth version.
     "gpt_neox_sequential": (
         dict(NEOX, num_hidden_layers=1, use_parallel_residual=False,
              rope_parameters=dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.5)),
@@ -73,10 +73,10 @@ CASES = {
 
 
 def weights(model, dtype):
-    """Random, and larger than at a training's beginning, so that every part of the model shows in the logits."""
+    """Random, and larger than at the beginning of a training, so that every part of the model affects the logits."""
     made = {}
     tied = model.config.tie_word_embeddings
-    # The library's fifth version renames GPT-NeoX's head in memory only.
+    # The library's fifth version renames GPT-NeoX's head only in memory.
     head = "embed_out.weight" if model.config.model_type == "gpt_neox" else "lm_head.weight"
     for name, w in model.named_parameters():
         around = 1.0 if "norm" in name and name.endswith("weight") else 0.0
@@ -99,7 +99,7 @@ def write_weights(where, made, shards):
 
 
 def old_buffers(config):
-    """What GPT-NeoX's first versions saved besides the weights."""
+    """The buffers that GPT-NeoX's first versions saved in addition to the weights."""
     n, made = config["max_position_embeddings"], {}
     for layer in range(config["num_hidden_layers"]):
         stem = f"gpt_neox.layers.{layer}.attention."
@@ -116,7 +116,7 @@ def write_json(path, value, indent=1):
 
 
 def write_tokenizer(where, qwen):
-    """Whole words. Of Qwen's marks one ends a document, and none begins it."""
+    """A tokenizer of whole words. One of Qwen's marks ends a document, and none begins it."""
     marks = ["<|unknown|>", "<|im_start|>", "<|im_end|>"] if qwen else ["<unk>", "<s>", "</s>"]
     words = marks + sorted(set(WORDS))
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=marks[0]))
@@ -164,7 +164,7 @@ def make(where, config, dtype, shards, trained):
     extra = old_buffers(config) if config["model_type"] == "gpt_neox" and "rotary_pct" in config else {}
     write_weights(where, dict(made, **extra), shards)
     tokenizer, bos, eos = write_tokenizer(where, config["model_type"].startswith("qwen"))
-    # What is compared is what the library makes of the files.
+    # The reference is the library's result for the files.
     model = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float64, attn_implementation="eager")
     model.eval()
     with torch.no_grad():

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Imports models of published shapes, of random weights, and holds their logits beside those of `transformers`.
+"""Imports models of published shapes, of random weights, and compares their logits with those of `transformers`.
 
     python3 tests/peers/import_parity.py --host target/release/host --dir /tmp/models [--only qwen3-0.6b]
 
-Prints one JSON line a model: the largest difference of a logit by the largest logit, seconds of `host import`, and the
-most memory that it held: `anonymous` is what it allocated (RssAnon), `resident` is VmHWM, which counts mapped pages of
-files too. Both sides compute in float32 from the same file. The weights are wider than at a training's beginning, so that
-rotation, norms and biases show in the logits. Each model is made once and removed behind its line unless --keep is given.
+Prints one JSON line for each model: the largest difference of a logit divided by the largest logit, seconds of
+`host import`, and its peak memory: `anonymous` is the allocated memory (RssAnon), `resident` is VmHWM, which includes mapped
+pages of files. Both sides compute in float32 from the same file. The weights have a larger deviation than at the beginning
+of a training, so that rotation, norms and biases affect the logits. Each model is removed after its line unless --keep is given.
 """
 import argparse
 import json
@@ -54,7 +54,7 @@ def make(where, kind, dtype, config):
         for name, w in model.named_parameters():
             around = 1.0 if "norm" in name and name.endswith("weight") else 0.0
             w.normal_(around, 0.1 if w.dim() == 1 else 1.5 * config.hidden_size ** -0.5)
-    # Shards as large models have them.
+    # Several shards, as for large models.
     model.to(dtype).save_pretrained(where, max_shard_size="400MB")
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<unk>", "<s>", "</s>", "a"])}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -64,7 +64,7 @@ def make(where, kind, dtype, config):
 
 
 def measured(command):
-    """Runs a command and gives its seconds and its most memory in MiB: allocated, and resident."""
+    """Runs a command; returns its seconds and its peak memory in MiB: allocated, and resident."""
     start, most = time.time(), [0, 0]
     process = subprocess.Popen(command)
     while process.poll() is None:

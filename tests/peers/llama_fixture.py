@@ -3,11 +3,11 @@
 
     python3 tests/peers/llama_fixture.py > tests/fixtures/llama_transformers_20_steps.json
 
-A factorised embedding is given to it as the table E P^T, for the embedding and the head alike, and the gradient goes
-on to E and P. Weights, batches and learning rates are the formulas of fixture.py; all is computed in float32, which
+A factorised embedding is passed as the table E P^T, for the embedding and the head alike, and its gradient is propagated
+to E and P. Weights, batches and learning rates are the formulas of fixture.py; everything is computed in float32, which
 transformers' norm and rotary embedding use in any case. Each case has the logits of the first sequence of batch 0 before
-the first and after the last step, loss and gradient norm (before clipping) of every step, and of every tensor's first
-gradient g, before clipping, its norm and its dot product with sin(0.37 i^2 + 1).
+the first and after the last step, loss and gradient norm (before clipping) of every step, and for the first gradient g
+of every tensor, before clipping, its norm and its dot product with sin(0.37 i^2 + 1).
 """
 import json
 import math
@@ -69,13 +69,13 @@ def logits(model, weights, ids):
 
 
 def run(rank, tied):
-    # Untied to the library, so that the head is what it is given.
+    # Untied in the library, so that the head is the given tensor.
     model = LlamaForCausalLM(LlamaConfig(**CONFIG, tie_word_embeddings=False, attn_implementation="eager"))
     return dict(rank=rank, tied=tied, **train(model, start(rank, tied), batches(CONFIG, LENGTH)))
 
 
 def train(model, weights, made):
-    """The steps of `made` on `weights`: what a case says of them."""
+    """The results of training `made` on `weights`, for a case of the fixture."""
     groups = [
         dict(params=[w for w in weights.values() if w.dim() > 1], weight_decay=0.1),
         dict(params=[w for w in weights.values() if w.dim() == 1], weight_decay=0.0),

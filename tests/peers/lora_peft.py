@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Trains adapters beside a small random Llama by `host train --lora-rank` and by PEFT, and holds the losses beside each other.
+"""Trains adapters of a small random Llama with `host train --lora-rank` and with PEFT, and compares the losses.
 
     python3 tests/peers/lora_peft.py --host target/release/host [--device cuda] [--base int8] [--plain]
 
 Both begin with the same adapters: those that a run of capful with the same seed and a rate of 1e-30 exports, which PEFT
-then reads as it would read anybody's. Both see the same batches in the same order (`--order consecutive`, as in
-import_fixture.py) and are moved by AdamW with betas 0.9 and 0.95, eps 1e-8, no decay, behind a clip of the global norm
-at 1. Without the package `peft`, or with --plain, y = W x + α / r · B (A x) is written out here. PyTorch computes in
-float32. With --base int8 it is given the numbers of 8 bits with a scale a row, as capful keeps the base then.
+loads like any others. Both read the same batches in the same order (`--order consecutive`, as in import_fixture.py) and
+are updated by AdamW with betas 0.9 and 0.95, eps 1e-8, no decay, after a clip of the global norm at 1. Without the package
+`peft`, or with --plain, y = W x + α / r · B (A x) is computed here. PyTorch computes in float32. With --base int8 it
+receives the base rounded to 8 bits with a scale for each row, as capful then stores it.
 
-Prints a line a step and then one JSON line: the largest difference of a loss as a share of it, that after the last step,
-the distance of the trained adapters, and that of the logits of the merged model. Ends with 1 where a loss is farther off
-than --most.
+Prints a line for each step and then one JSON line: the largest relative difference of a loss, the difference after the last
+step, the distance of the trained adapters, and that of the logits of the merged model. Exits with 1 where a loss differs by
+more than --most.
 """
 import argparse
 import json
@@ -51,7 +51,7 @@ def parsed():
 
 
 def make(where, args):
-    """A Llama of random weights, wider than at a training's beginning, with a tokenizer of whole words."""
+    """A Llama of random weights, wider than at the beginning of a training, with a tokenizer of whole words."""
     width = args.width
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=args.layers, num_attention_heads=width // 32,
@@ -84,7 +84,7 @@ def train_here(args, out, steps, rate):
 
 
 def in_eight_bits(model):
-    """Every matrix as the numbers of codes of -127 to 127 with a scale of half precision a row."""
+    """Every matrix rounded to codes of -127 to 127 with a scale of half precision for each row."""
     with torch.no_grad():
         for w in model.parameters():
             if w.dim() == 2:
@@ -115,7 +115,7 @@ def by_hand(model, adapter, args):
 
 
 def adapters_of(model):
-    """The trained numbers by the names that capful exports."""
+    """The trained numbers under the names that capful exports."""
     if any("lora_" in name for name, _ in model.named_parameters()):
         short = lambda name: name.replace(".default", "")
     else:

@@ -1,9 +1,9 @@
-"""Writes tests/fixtures/muon.json: where torch.optim.Muon takes matrices in 20 steps by given gradients.
+"""Writes tests/fixtures/muon.json: torch.optim.Muon's results for matrices after 20 steps with given gradients.
 
   python3 tests/peers/muon_fixture.py > tests/fixtures/muon.json
 
-First weights and gradients are a hash of their number, which the test computes too. PyTorch's momentum is a constant of a
-group; here it is set before each step, as capful's rises. PyTorch orthogonalises in bf16.
+Initial weights and gradients are a hash of their index, which the test also computes. PyTorch's momentum is a constant of
+a group; here it is set before each step, because capful's rises. PyTorch orthogonalises in bf16.
 """
 import json
 

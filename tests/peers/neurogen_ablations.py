@@ -1,4 +1,4 @@
-"""What each mechanism of neurogen-tiny is worth: runs the table of docs/neurogen.md, so many runs at once.
+"""The effect of each mechanism of neurogen-tiny: makes the runs in the table of docs/neurogen.md, --parallel at once.
 
   python3 tests/peers/neurogen_ablations.py target/release/host prose.txt [--parallel 10] [--steps 600] [--out runs.jsonl]
 """
@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import tempfile
 
-# No neuron reaches this threshold, so that only the direct path is left.
+# No neuron reaches this threshold, so only the direct path remains.
 SKIP_ONLY = ["threshold=1e9", "memory=0", "rule=frozen", "homeostasis=0.0"]
 RUNS = {
     "default": [],

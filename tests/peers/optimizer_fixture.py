@@ -1,8 +1,8 @@
-"""Writes tests/fixtures/optimizers.json: what PyTorch's optimizers make of given gradients, and Lion by its paper.
+"""Writes tests/fixtures/optimizers.json: the results of PyTorch's optimizers for given gradients, and of Lion by its paper.
 
   python3 tests/peers/optimizer_fixture.py > tests/fixtures/optimizers.json
 
-PyTorch has no Lion; here it is the algorithm 2 of Chen et al. 2023 in f64, a line each.
+PyTorch has no Lion; here it is algorithm 2 of Chen et al. 2023 in f64, one line for each of its lines.
 """
 import json
 

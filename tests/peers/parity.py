@@ -6,11 +6,11 @@ The model is written with torch's own operations and shares nothing with capful.
   parity.py DIR --batches FILE.json [--dtype float32] [--clip 1.0] [--attention local --block 16 --window 1]
       DIR holds model.safetensors and config.json in Hugging Face's GPTNeoX layout. FILE.json holds
       {"inputs": [step][sequence][position], "targets": the same shape, "learning_rates": [step]}; a target of
-      4294967295 or -100 is not counted. One update a step: global-norm clip, then AdamW. -> {"losses": [...], ...}
+      4294967295 or -100 is not counted. One update per step: global-norm clip, then AdamW. -> {"losses": [...], ...}
   parity.py DIR --ids 1,2,3
       Logits at every position, by transformers' GPTNeoXForCausalLM loaded from DIR and by the model here, and the
       largest difference of the two. -> {"logits": [[...]], "largest_difference": ...}
-      Of a Llama directory, factorised or not, the logits of transformers' LlamaForCausalLM alone.
+      For a Llama directory, factorised or not, only the logits of transformers' LlamaForCausalLM.
 """
 import argparse
 import json
@@ -24,7 +24,7 @@ IGNORED = (4294967295, -100)
 
 
 def mask(length, attention="dense", block=16, window=1, stride=2):
-    """[query, key]: which keys a query sees."""
+    """[query, key]: the keys that a query sees."""
     position = torch.arange(length)
     i, j = position[:, None], position[None, :]
     bi, bj = i // block, j // block
@@ -151,7 +151,7 @@ def compare_logits(directory, ids, dtype):
 
 
 def llama_logits(directory, ids, dtype):
-    """By LlamaForCausalLM; a factorised embedding (model_type yxanul) becomes the table E P^T of a tied Llama."""
+    """With LlamaForCausalLM; a factorised embedding (model_type yxanul) becomes the table E P^T of a tied Llama."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config, weights = load(directory, dtype)

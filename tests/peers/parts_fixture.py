@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/parts_transformers_20_steps.json: 20 training steps of models of transformers that have what a
-Llama of 2023 had not: Qwen3's norm of queries and keys with heads that do not fill the width, Qwen2's biases, and Llama
-with biases and with stretched rotary wavelengths.
+"""Makes tests/fixtures/parts_transformers_20_steps.json: 20 training steps of models of transformers with parts that a
+Llama of 2023 did not have: Qwen3's norm of queries and keys with heads that do not fill the width, Qwen2's biases, and
+Llama with biases and with stretched rotary wavelengths.
 
     python3 tests/peers/parts_fixture.py > tests/fixtures/parts_transformers_20_steps.json
 
-All else is as in llama_fixture.py.
+Everything else is as in llama_fixture.py.
 """
 import json
 import math
@@ -74,7 +74,7 @@ def tensors(model, tied, config):
 def run(model, tied, config):
     config = COMMON | config
     made_of, kind = MODELS[model]
-    # Untied to the library, so that the head is what it is given.
+    # Untied in the library, so that the head is the given tensor.
     net = kind(made_of(**config, tie_word_embeddings=False, attn_implementation="eager"))
     weights = {}
     for n, (name, shape) in enumerate(tensors(model, tied, config)):

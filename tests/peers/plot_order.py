@@ -1,7 +1,7 @@
 """Draws validation losses by step as an SVG: python3 plot_order.py OUT.svg NAME=FILE[,FILE...] ...
 
 A FILE holds lines of JSON with `step` and `val_loss`, as metrics.jsonl and torch_text.py write them; several files of one
-name are runs with other seeds, of which the mean is drawn and the range is shaded.
+name are runs with different seeds: their mean is drawn and their range is shaded.
 """
 import json, math, sys
 

@@ -2,8 +2,8 @@
 
 python3 tests/peers/python_text.py OUT.jsonl [--megabytes 40] [--pieces N]
 
-A line is a file, in an order by chance that is the same every time; with --pieces whole lines of one until they have N
-characters, all pieces shuffled.
+Each line is a file, in a random order that is the same every time; with --pieces each line is a piece of a file of whole
+lines with at least N characters, and all pieces are shuffled.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/tokenizers: a small tokenizer.json of every standard kind, with what Python's `tokenizers` gives.
+"""Makes tests/fixtures/tokenizers: a small tokenizer.json of every standard kind, with the results of Python's `tokenizers`.
 
     python3 tests/peers/tokenizer_fixtures.py tests/fixtures/tokenizers
 
-texts.json has the texts. A file a kind has the tokenizer and, for each text, its ids without marks and their text, null
-where that is the text itself. All text is written or made up here. `sentencepiece` compiles the maps of characters.
+texts.json has the texts. The file of each kind has the tokenizer and, for each text, its ids without marks and the decoded
+text, null where that equals the text. All text is written or generated here. `sentencepiece` compiles the character maps.
 """
 import io
 import json
@@ -21,7 +21,7 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
 QWEN2 = CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
-# Possessive, as tiktoken has it.
+# Possessive quantifiers, as in tiktoken.
 POSSESSIVE = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
               r"|\s+(?!\S)|\s+")
 WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -113,7 +113,7 @@ def superbpe(size, sample):
 
 
 def split_digits(size, sample):
-    """StarCoder's and SmolLM's: digits alone, then GPT-2's pattern inside the byte level."""
+    """StarCoder's and SmolLM's: single digits, then GPT-2's pattern inside the byte level."""
     file = byte_level(None, size, sample)
     file["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
         {"type": "Digits", "individual_digits": True}, file["pre_tokenizer"]]}
@@ -121,7 +121,7 @@ def split_digits(size, sample):
 
 
 def byte_fallback_bpe(size, sample, metaspace):
-    """Llama 2's, with a normalizer or, as files are written today, with Metaspace."""
+    """Llama 2's, with a normalizer or, as in current files, with Metaspace."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.train_from_iterator(sample, trainers.BpeTrainer(vocab_size=size, show_progress=False))
@@ -153,7 +153,7 @@ def added(i, content, normalized=False, lstrip=False):
 
 
 def charsmap(rules=None, name=None):
-    """The map of characters that sentencepiece compiles of rules, or that it has under a name."""
+    """The character map that sentencepiece compiles from rules, or a built-in one by name."""
     model = io.BytesIO()
     options = {}
     if rules is not None:
@@ -173,7 +173,7 @@ def charsmap(rules=None, name=None):
 
 
 def small_rules():
-    """Some of nmt_nfkc's rules: compatibility forms, white space, control characters that go."""
+    """Some of nmt_nfkc's rules: compatibility forms, white space, removed control characters."""
     wide = [*range(0xA0, 0x180), *range(0x2000, 0x2070), 0x3000, *range(0xFB00, 0xFB07), *range(0xFF01, 0xFFA0),
             *range(0x2460, 0x2470), *range(0x2150, 0x2180), 0x338F, 0x210C, 0xFDFA]
     rules = {}
@@ -253,7 +253,7 @@ def word_piece(size, sample, lower):
 
 
 def kinds(size, sample, precompiled):
-    """Every kind, with about `size` ids beyond those it cannot do without."""
+    """Every kind, with about `size` ids in addition to those that it requires."""
     llama3 = ["<|begin_of_text|>", "<|end_of_text|>"]
     spaces = normalizers.Sequence([precompiled, normalizers.Replace(Regex(" {2,}"), "▁")])
     strip = normalizers.Sequence([precompiled, normalizers.Strip(left=False, right=True),

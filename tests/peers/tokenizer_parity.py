@@ -3,9 +3,9 @@
 
     python3 tests/peers/tokenizer_parity.py --host target/release/host [--natural docs.jsonl] [--texts 20000]
 
-Tokenizers are those of tokenizer_fixtures.py with larger vocabularies, trained on the natural text where it is given, and
-with the whole nmt_nfkc map; and small ones that show what each class of characters is. Texts are random UTF-8: mixtures of
-blocks, of any characters, and of what patterns tell apart. Exit status 1 if any text differs.
+Tokenizers are those of tokenizer_fixtures.py with larger vocabularies, trained on the natural text if it is given, and
+with the whole nmt_nfkc map; and small ones that test each class of characters. Texts are random UTF-8: mixtures of
+blocks, of arbitrary characters, and of strings that the patterns distinguish. Exit status 1 if any text differs.
 """
 import argparse
 import json
@@ -49,7 +49,7 @@ def texts(count, seed):
 
 
 def words(sample, count, seed):
-    """Pieces of the sample, cut anywhere and put together: what merges are made of."""
+    """Pieces of the sample, cut anywhere and concatenated, as material for merges."""
     draw = random.Random(seed)
     whole = "\n".join(sample)
     for _ in range(count):
@@ -89,7 +89,7 @@ def compare(program, name, file, lines):
 
 
 def classes(program):
-    """Each character alone between two that are in no class: a tokenizer with one id, of which the number is compared."""
+    """Each character between two that are in no class: with a tokenizer of one id, the number of ids is compared."""
     every = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     total = 0
     for pattern in CLASSES:
@@ -119,13 +119,13 @@ def main():
         sys.exit(1 if classes(options.host) else 0)
     natural, size = [], 0
     if options.natural:
-        # Every eleventh document: of all kinds that the text has.
+        # Every eleventh document, so that all kinds of documents in the text occur.
         for i, line in enumerate(open(options.natural, encoding="utf-8")):
             if i % 11 == 0 and size < 2e6 * options.natural_mb:
                 natural.append(json.loads(line)["text"])
                 size += len(natural[-1])
     half = len(natural) // 2
-    # Its second half is seen by none of the tokenizers.
+    # None of the tokenizers has seen its second half.
     sample = SAMPLE.splitlines() * 3 + [line for text in natural[:half] for line in text.splitlines()]
     total = 0
     for name, file in kinds(options.size if natural else 600, sample, charsmap(name="nmt_nfkc")):

@@ -1,4 +1,4 @@
-"""Trains small byte-level tokenizer.json files on a text, one for each way of cutting text that GGUF has a name for.
+"""Trains small byte-level tokenizer.json files on a text, one for each way of splitting text that has a name in GGUF.
 
     tokenizers_of_splits.py TEXT DIR
 """

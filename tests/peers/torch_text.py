@@ -3,8 +3,8 @@
     python3 torch_text.py tokens TRAIN.jsonl VAL.jsonl DIR            # byte-level BPE of 10,000, DIR/tok.json, train.bin, val.json
     python3 torch_text.py train DIR --steps 2500 --lr 1e-3 [--order random|consecutive|lanes|pool:4096] [--muon 0.02] [--stop N] [--f32] [--preset pythia70m ...]
 
-Sequences are T tokens; --order random: a permutation of all, each epoch; consecutive: as they follow each other in shuffled
-documents; lanes: each row of the batch goes on in a part of the text of its own; pool:N: consecutive through a pool of N, drawn at random.
+Sequences are T tokens; --order random: a permutation of all, each epoch; consecutive: in the order of the shuffled
+documents; lanes: each row of the batch reads its own part of the text; pool:N: consecutive through a pool of N, drawn at random.
 Cosine to a tenth, warm-up of 100 steps, decay 0.1, clip 1, betas 0.9 and 0.95, GPT-NeoX's initialisation, bf16 autocast
 (--f32: single precision).
 Validation: whole documents in pieces of T, each token's loss once.

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What `host suggest` chooses for a budget, beside other runs of the same bytes and seconds.
+"""The choice of `host suggest` for a budget, compared with other runs of the same bytes and seconds.
 
     python3 budgets.py --host target/release/host --texts DIR --out budgets.jsonl --slots 1 h200-2g
 
-Each alternative is timed for a few steps first, so that its rate is the one that its number of steps wants (docs/scaling.md), and
+Each alternative is timed for a few steps first, so that its rate suits its number of steps (docs/scaling.md), and
 then trained with the budget's --budget and --time. Lines of --out: the suggestion, and the runs. --report FILE prints the tables.
 """
 import argparse, json, os, shutil, subprocess, sys, threading, time
 
-# Layers, width, vocabulary, sequences a step, tokens of each, factor of the rate; then further flags.
+# Layers, width, vocabulary, sequences in a step, tokens of each, factor of the learning rate; then further flags.
 BUDGETS = {
     "h200-2g": dict(text="clean", vocab=10000, device="cuda", budget="2GiB", seconds=60, alternatives=[
         (8, 384, 10000, 8, 1024, 1), (6, 512, 10000, 8, 1024, 1), (6, 384, 10000, 8, 1024, 1), (8, 512, 10000, 4, 1024, 1),

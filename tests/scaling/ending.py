@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fits where a run ends by its curve so far, says how well, writes ending.json. See docs/scaling.md, "While a run goes on".
+"""Fits a prediction of the final loss from the curve so far, prints its errors, writes ending.json. See docs/scaling.md, "While a run goes on".
 
     python3 tests/scaling/ending.py
 
@@ -9,18 +9,18 @@ import json, math, os
 
 from law import HERE, least, loss, read
 
-GAMMA = 1.15  # how what the rate adds to the loss goes with its share
-EARLIER = 0.6  # the earlier evaluation lies at this part of the steps, or nearest to it
+GAMMA = 1.15  # how the effect of the rate on the loss depends on the rate's share
+EARLIER = 0.6  # the earlier evaluation is at this part of the steps, or the nearest to it
 POSITIONS = (10, 12, 14, 16, 18)  # evaluations of 20: half of the run to nine tenths
-NOISE = 0.012  # a residual that weighs as a constant that is one spread off its start
-# Constants: where a fit begins, and how far from there they are likely.
+NOISE = 0.012  # a residual that weighs as much as a constant one spread off its start
+# Constants: the start of the fit, and the likely distance from there.
 START = {"p0": (math.log(0.12), 1.0), "p1": (0, 0.3), "p2": (0, 0.3), "p3": (0, 0.3), "p4": (0, 0.3), "p5": (0, 0.3),
          "q0": (0, 0.1), "q1": (0.4, 0.4), "q2": (0.4, 0.4), "q3": (0, 0.3)}
 LAW = json.load(open(os.path.join(HERE, "law.json")))["constants"]
 
 
 def share(r, k):
-    """eta: the rate of step k over the highest; the warm-up is not looked at."""
+    """eta: the rate of step k divided by the highest rate; ignores the warm-up."""
     falls = round(r["decay"] * r["steps"])
     return min(1.0, (r["steps"] - k) / falls)
 
@@ -33,13 +33,13 @@ def moved(r, k):
 
 
 def earlier(steps, k):
-    """The evaluation that step k is compared with: the nearest to 0.6 k, as a ratio, of those from 0.4 to 0.75 k."""
+    """The evaluation to compare step k with: the nearest to 0.6 k, as a ratio, among those from 0.4 to 0.75 k."""
     there = [j for j in steps if 5 * j >= 2 * k and 4 * j <= 3 * k]
     return min(there, key=lambda j: abs(math.log(j / (EARLIER * k))), default=None)
 
 
 def features(r, k, every=1):
-    """What a prediction of run `r` at step k is made of, where every so manieth evaluation is known; None if it is not possible."""
+    """The inputs of a prediction for run `r` at step k, given every `every`-th evaluation; None if it is not possible."""
     known = dict(r["curve"][every - 1::every])
     j = earlier(known, k)
     if j is None or k not in known:
@@ -58,19 +58,19 @@ def features(r, k, every=1):
 
 
 def remains(c, q):
-    """z: the logarithm of the loss at step k over that of the end."""
+    """z: the logarithm of the loss at step k divided by that at the end."""
     h = math.exp(c[0] + sum(p * v for p, v in zip(c[1:6], q["h"])))
     m = (q["drop"] - h * q["fell"]) / q["d"]
     return (c[6] + c[7] * m + c[8] * q["ls"] + c[9] * q["x"]) * q["x"] + h * q["eta"]
 
 
 def predicted(c, q):
-    """Bits a byte at the end."""
+    """Bits per byte at the end."""
     return math.exp(q["here"] - remains(c, q))
 
 
 def fit(rows):
-    """Constants by Huber's loss beyond NOISE, held near their starts as loosely as START says."""
+    """Constants by Huber's loss beyond NOISE, tied to their starts as loosely as START specifies."""
     start = [v for v, _ in START.values()]
 
     def residuals(p):
@@ -84,7 +84,7 @@ def rms(v):
 
 
 def error(c, q):
-    """How far off the loss predicted is, in % of the loss at the end; as a logarithm."""
+    """The error of the predicted loss, in % of the loss at the end; as a logarithm."""
     return 100 * (q["z"] - remains(c, q))
 
 
@@ -100,7 +100,7 @@ def main():
     def without(out):
         return fit([q for r in runs if r not in out for q in rows[r["id"]]])
 
-    # A run of the text of the law's fit is left out alone, another with all of its text.
+    # A run on the text of the law's fit is left out alone, any other one together with all runs on its text.
     texts = {x: without([r for r in runs if text(r) == x]) for x in {text(r) for r in runs} - {"clean"}}
     left = {r["id"]: without([r]) if text(r) == "clean" else texts[text(r)] for r in runs}
     whole = {k: round(v, 5) for k, v in zip(START, without([]))}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fits the law to results.jsonl, says how well by cross-validation, writes law.json and docs/scaling.svg. Standard library alone.
+"""Fits the law to results.jsonl, prints its cross-validation errors, writes law.json and docs/scaling.svg. Standard library alone.
 
     python3 tests/scaling/fit.py
 """
@@ -9,10 +9,11 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import law
 from law import HERE, START, fit, loss, read, usable, work
 
-# Published before this law (docs/speedrun.md) and fitted with it, all of the same text: shape, steps of 32 x 512, mean bits a byte of the seeds.
+# Published before this law (docs/speedrun.md) and fitted with it, all on the same text: shape, steps of 32 x 512, mean
+# bits per byte of the seeds.
 EARLIER = [("6x512", 1100, 1.1719), ("6x512", 1500, 1.1358), ("6x512", 2500, 1.0843), ("6x512", 5000, 1.0683),
            ("12x768", 1500, 1.0847), ("12x768", 2500, 1.0320)]
-# Forms that were tried: constants held fixed, and at what.
+# Alternative forms: the constants that are fixed, and their values.
 FORMS = {
     "the law": {}, "N with a quarter of the head": {"head": 0.25}, "N with all of the head": {"head": 1.0},
     "a term of movement, 0.008 (W / 1000)^-2.3": {"W": 0.008, "gamma": 2.3}, "size and data added (p = 1)": {"p": 1.0},
@@ -31,7 +32,7 @@ def rms(v):
 
 
 def groups(runs):
-    """Runs by what is left out together: a shape each, and the eighth of the runs with the most work."""
+    """Groups of runs that are left out together: one for each shape, and the eighth of the runs with the most work."""
     g = {}
     for r in runs:
         g.setdefault(r["shape"], []).append(r)

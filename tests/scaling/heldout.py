@@ -4,8 +4,8 @@
     python3 heldout.py --host target/release/host --texts DIR --out heldout.jsonl --set second
     python3 heldout.py --report heldout.jsonl
 
-Lines of --out: anchors, a prediction for each configuration (written before its run begins), and the runs. --report prints the
-errors, and those of the law as it is now with s and delta from two anchors, or three.
+Lines of --out: anchors, a prediction for each configuration (written before its run begins), and the runs. --report prints
+these errors, and those of the current law with s and delta from two anchors, or three.
 """
 import argparse, json, os, sys, threading, time
 
@@ -40,7 +40,7 @@ SETS = {
 
 
 def about(a, texts, j):
-    """A job with what the law needs to know, before it is run."""
+    """A job with the data that the law needs, before it runs."""
     _, _, shards = texts(j["text"], j["vocab"])
     matrices, head, _ = run.size(j)
     tokens = j["steps"] * j["batch"] * j["t"]

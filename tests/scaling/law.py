@@ -2,14 +2,14 @@
 import json, math, os
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-REFERENCE = 3.396  # bytes a token of the text and the tokenizer of the fit: tokens of another are counted as bytes over this
-# Constants, with the value a fit begins at. ln: the logarithm is what is fitted, so that the constant is above 0.
+REFERENCE = 3.396  # bytes per token in the fit: tokens of another text or tokenizer count as bytes over this
+# Constants, with the start of the fit. ln: the logarithm is fitted, so that the constant is above 0.
 START = {
     "E": (0.45, True), "A": (0.6, True), "alpha": (0.25, True), "B": (0.7, True), "beta": (0.27, True), "p": (1.5, True),
     "C": (0.004, True), "x": (-0.5, False), "y": (1.3, True), "G": (0.025, True),
     "F": (0.025, True), "phi": (0.45, True), "psi": (0.5, True), "omega": (1.6, True),
 }
-# Held at these unless a form of fit.py frees them: they gained nothing in validation.
+# Fixed at these values unless a form of fit.py frees them: freeing them gained nothing in validation.
 HELD = {"head": 0.0, "W": 0.0, "gamma": 1.0, "tau": 1.0}
 
 
@@ -19,7 +19,7 @@ def work(r):
 
 
 def loss(c, r, s=1.0, delta=0.0):
-    """Bits a byte of a run `r` by constants `c`; s and delta are the text's."""
+    """Bits per byte of a run `r` with constants `c`; s and delta are the text's."""
     c = {**HELD, **c}
     scale = r["bytes"] / r["unique"] / REFERENCE
     d, u = r["tokens"] * scale / 1e6, r["unique"] * scale / 1e6
@@ -99,8 +99,8 @@ def unpack(p, names, fixed=()):
 def fit(runs, start=None, prior=3.0, fixed=None, spread=0.2):
     """Constants, and (s, delta) by text other than `clean`, for the least Huber loss of ln bits a byte.
 
-    Weak priors keep what the runs do not say near its start: a constant by a factor e^prior (an exponent x: by ± prior), ln s by
-    0.5 and delta by `spread` weigh as a residual of 1 %.
+    Weak priors keep constants that the runs do not determine near their starts: a factor of e^prior (for an exponent x: ± prior),
+    0.5 in ln s and `spread` in delta each weigh as much as a residual of 1 %.
     """
     fixed = fixed or {}
     start = start or {k: v[0] for k, v in START.items()}
@@ -125,8 +125,8 @@ def fit(runs, start=None, prior=3.0, fixed=None, spread=0.2):
 
 
 def anchor(c, runs, noise=0.025, spread=0.2, scale=0.6):
-    """s and delta of a text from its anchor runs: the most probable, where the law errs by `noise`, delta is 0 ± `spread` and
-    ln s is -0.4 ± `scale` before anything was run. One run gives a scale, runs of unlike losses give both.
+    """s and delta of a text from its anchor runs: the most probable values, where the law's error is `noise` and the priors are
+    delta = 0 ± `spread` and ln s = -0.4 ± `scale`. One run determines s, runs with different losses determine both.
     """
     def residuals(p):
         out = [math.log(max(loss(c, r, math.exp(p[0]), p[1]), 1e-3) / r["bpb"]) / noise for r in runs]
@@ -137,7 +137,7 @@ def anchor(c, runs, noise=0.025, spread=0.2, scale=0.6):
 
 
 def scale_alone(c, runs):
-    """s of a text with delta 0: the geometric mean of measured over law of its anchor runs."""
+    """s of a text with delta 0: the geometric mean of measured over law for its anchor runs."""
     return math.exp(sum(math.log(r["bpb"] / loss(c, r)) for r in runs) / len(runs))
 
 
@@ -146,5 +146,5 @@ def read(path):
 
 
 def usable(r):
-    """What the law is fitted on: enough movement, not too many epochs, no dropout."""
+    """The runs that the law is fitted on: enough movement, not too many epochs, no dropout."""
     return "bpb" in r and work(r) >= 899 and r["epochs"] <= 14.5 and not r["dropout"]

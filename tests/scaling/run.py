@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the grid of the scaling law: one JSON line a run, written as each ends. Standard library alone.
+"""Runs the grid of the scaling law: one JSON line for each run, written when it ends. Standard library alone.
 
     python3 run.py --host target/release/host --texts DIR --out results.jsonl main batch depth
 
-DIR holds NAME.jsonl and NAME_val.jsonl (clean of tests/corpus, the others of texts.sh). A job whose id --out has is left out.
+DIR holds NAME.jsonl and NAME_val.jsonl (clean of tests/corpus, the others of texts.sh). Jobs with an id that is already in --out are skipped.
 """
 import argparse, json, os, shutil, subprocess, sys, threading, time
 
@@ -98,7 +98,7 @@ def size(j):
 
 
 class Texts:
-    """Shards of (text, vocabulary), made when they are first asked for."""
+    """Shards of (text, vocabulary), made on the first request."""
 
     def __init__(self, a):
         self.a, self.lock, self.locks = a, threading.Lock(), {}

@@ -22,7 +22,7 @@ def files(pattern):
 
 
 def bible():
-    """A chapter a document, as the program prints it."""
+    """One document for each chapter, as the program prints it."""
     data = os.path.dirname(glob.glob("x_bible-kjv-text/**/bible.data", recursive=True)[0])
     text = subprocess.run(["x_bible-kjv/usr/bin/bible", "-p", data, "-f", "gen1:1-rev22:21"], capture_output=True, text=True).stdout
     chapters = {}

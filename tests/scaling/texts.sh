@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ten other texts out of Debian packages, for anchors and held-out runs: DIR/NAME.jsonl and DIR/NAME_val.jsonl.
+# Ten other texts from Debian packages, for anchors and held-out runs: DIR/NAME.jsonl and DIR/NAME_val.jsonl.
 set -euo pipefail
 out=${1:?a folder}; here=$(cd "$(dirname "$0")" && pwd); mkdir -p "$out"; cd "$out"
 apt-get download rust-src libpython3.11-stdlib python3-sympy python3-django perl-modules-5.36 \

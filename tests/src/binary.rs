@@ -11,14 +11,14 @@ use serde_json::Value;
 pub const TINY: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 32 \
                         --batch-size 4 --eval-tokens 500 --baseline-tokens 20000";
 
-/// Where the binary is: where `CAPFUL_HOST` says, on a machine without cargo, else beside the tests.
+/// The path of the binary: `CAPFUL_HOST`, on a machine without cargo, else the one next to the tests.
 pub fn path() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("CAPFUL_HOST") {
             return path.into();
         }
-        // This test lies in target/PROFILE/deps and the binary in target/PROFILE.
+        // This test is in target/PROFILE/deps and the binary in target/PROFILE.
         let test = std::env::current_exe().expect("a test has a path");
         let binary = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").join("host-under-test");
         assert!(binary.exists(), "{} is not there: cargo builds it with tests/tests", binary.display());
@@ -26,7 +26,7 @@ pub fn path() -> &'static Path {
     })
 }
 
-/// How a command went.
+/// The result of a command.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// The command line, for messages.
@@ -40,7 +40,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// What a finished process left.
+    /// The result of a finished process.
     pub fn of(line: &str, output: Output) -> Outcome {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("output is UTF-8");
         Outcome {
@@ -51,14 +51,14 @@ impl Outcome {
         }
     }
 
-    /// Itself, if the command succeeded.
+    /// Returns itself if the command succeeded.
     #[track_caller]
     pub fn ok(self) -> Outcome {
         assert_eq!(self.status, Some(0), "host {}\n{}", self.line, self.err);
         self
     }
 
-    /// Itself, if a plan was printed: of a run that fits, or of one that does not, which the status says.
+    /// Returns itself if a plan was printed: of a run that fits, or of one that does not, which the status shows.
     #[track_caller]
     pub fn planned(self) -> Outcome {
         let (fits, printed) = (self.status == Some(0), !self.out.is_empty());
@@ -72,14 +72,14 @@ impl Outcome {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("host {}: {e}\n{}{}", self.line, self.out, self.err))
     }
 
-    /// Standard output as one JSON value a line.
+    /// Standard output as one JSON value for each line.
     #[track_caller]
     pub fn json_lines(&self) -> Vec<Value> {
         let parse = |l: &str| serde_json::from_str(l).unwrap_or_else(|e| panic!("host {}: {e}\n{l}", self.line));
         self.out.lines().map(parse).collect()
     }
 
-    /// The one line on standard error of a command that ended with `status`; it holds each of `says`.
+    /// The one line on standard error of a command that ended with `status`; it must contain each of `says`.
     #[track_caller]
     pub fn refused(&self, status: i32, says: &[&str]) -> &str {
         assert_eq!(self.status, Some(status), "host {}\n{}{}", self.line, self.out, self.err);
@@ -98,7 +98,7 @@ pub fn host(dir: &Path, line: &str) -> Outcome {
     host_with(dir, line, &[])
 }
 
-/// Runs `host LINE MORE…`, where `more` are arguments that may hold white space.
+/// Runs `host LINE MORE…`; the arguments in `more` may contain white space.
 pub fn host_with(dir: &Path, line: &str, more: &[&str]) -> Outcome {
     let output = with_arguments(dir, line, more).stdin(Stdio::null()).output().expect("the binary starts");
     Outcome::of(line, output)
@@ -118,10 +118,11 @@ fn with_arguments(dir: &Path, line: &str, more: &[&str]) -> Command {
     command
 }
 
-/// A model that everything can be tried with: ranks, precisions, exports. The default is of today's parts, which others lack.
+/// A model that supports everything: ranks, precisions, exports. The default preset has newer parts, which some
+/// features lack.
 const SMALL: &str = "--preset pythia-tiny";
 
-/// `line`, of the model of most tests where it says nothing of one.
+/// `line`, with the model of most tests added where it names none.
 pub fn of_a_model(line: &str) -> String {
     if says_no_model(line.split_whitespace()) { format!("{line} {SMALL}") } else { line.to_owned() }
 }
@@ -132,8 +133,8 @@ fn says_no_model<'a>(mut words: impl Iterator<Item = &'a str>) -> bool {
     takes_one && !words.any(|word| ELSEWHERE.iter().any(|of| word.starts_with(of)))
 }
 
-/// Takes the digests away from the run's directory `run`, as earlier versions left it: its files can then be changed, and
-/// what is checked besides is what is found.
+/// Removes the digests from the run's directory `run`, as earlier versions left it: its files can then be changed, and
+/// the other checks can be tested.
 pub fn forget_digests(run: &Path) {
     for entry in fs::read_dir(run).expect("a run's directory") {
         let done = entry.expect("an entry").path().join("DONE");

@@ -1,6 +1,7 @@
-//! What a run leaves, as one line a thing: the bits of every tensor by its name, losses, a plan's totals, logits, a sample.
+//! The results of a run, one line each: the bits of every tensor by its name, losses, a plan's totals, logits, a
+//! sample.
 //!
-//! A change that is meant to change no bit changes no line. Nothing here depends on the order or place of tensors in
+//! A change that is meant to change no bit changes no line. Nothing here depends on the order or position of tensors in
 //! files.
 
 use std::collections::BTreeMap;
@@ -17,24 +18,24 @@ use crate::binary::Outcome;
 pub struct Case {
     /// Its name.
     pub name: &'static str,
-    /// The model and what is common to its family.
+    /// The model and the flags that its family has in common.
     pub family: &'static str,
-    /// What this case is about.
+    /// The flags of this case.
     pub flags: &'static str,
     /// Tables of a curriculum, in TOML.
     pub stages: &'static str,
 }
 
-/// Bytes as tokens, so that no vocabulary has to be built, and a rate that moves every weight.
+/// Bytes as tokens, so that no vocabulary has to be built, and a learning rate that moves every weight.
 const RUN: &str = "--data tales --tokenizer byte --steps 20 --schedule constant --warmup 2 --lr 1e-2 --eval-tokens 100 \
                    --eval-every 0 --baseline-tokens 0";
 
-/// What a case does not say itself. Chunks of 10 rows do not divide 48.
+/// The defaults of a case. Chunks of 10 rows do not divide 48.
 const SHAPE: [(&str, u32); 3] = [("--seq-len", 16), ("--batch-size", 3), ("--chunk", 10)];
 
 const PYTHIA: &str = "--preset pythia-tiny --set layers=2 --set d_model=16 --set heads=2 --set d_ff=24";
 
-/// Sides of whole sixteens, for fp8.
+/// Dimensions that are multiples of 16, for fp8.
 const YXANUL: &str = "--preset yxanul-tiny --set layers=2 --set d_model=32 --set heads=4 --set kv_heads=2 --set d_ff=48 \
                       --set rank=16";
 
@@ -52,7 +53,7 @@ const NEUROGEN: &str = "--preset neurogen-tiny --set embedding=12 --set span=64 
 const STAGES: &str = "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 4\nlr = 0.5\nclip = 0.5\n\
                       [[stage]]\nfrom = 7\nseq_len = 16\nbatch_size = 2\naccumulate = 2\n";
 
-/// A stream's batch never changes, and it has no micro-batches.
+/// A stream's batch size never changes, and it has no micro-batches.
 const SPANS: &str = "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 3\nlr = 0.5\n\
                      [[stage]]\nfrom = 7\nseq_len = 16\nbatch_size = 3\n";
 
@@ -60,7 +61,7 @@ const fn case(name: &'static str, family: &'static str, flags: &'static str) -> 
     Case { name, family, flags, stages: "" }
 }
 
-/// Every family, with what changes the operations of its step.
+/// Every family, with the options that change the operations of its step.
 pub const CASES: [Case; 46] = [
     case("pythia", PYTHIA, ""),
     case("pythia-cheap", PYTHIA, "--recompute cheap --accumulate 2"),
@@ -126,16 +127,16 @@ pub const CASES: [Case; 46] = [
     Case { stages: SPANS, ..case("neurogen-stages", NEUROGEN, "") },
 ];
 
-/// A binary, and on what it runs.
+/// A binary, and the device that it runs on.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting<'a> {
     /// The binary.
     pub host: &'a Path,
-    /// The device, with what else every command of a run on it takes.
+    /// The device, with the other flags of every command of a run on it.
     pub device: &'a str,
     /// A run's plan.json whose algorithms are used.
     pub algorithms: Option<&'a Path>,
-    /// Another library in place of the driver's.
+    /// A library to load instead of the driver's.
     pub driver: Option<&'a str>,
 }
 
@@ -147,7 +148,7 @@ impl Setting<'_> {
         Outcome::of(line, command.output().expect("the binary starts"))
     }
 
-    /// Runs `case` in `dir` and says what it left; none where this device, or this binary, refuses it.
+    /// Runs `case` in `dir` and returns its results; `None` where this device, or this binary, refuses it.
     pub fn run(&self, case: &Case, dir: &Path) -> Option<Vec<String>> {
         let mut line = format!("train --json --out {} {} {RUN} {} ", case.name, case.family, case.flags);
         for (flag, value) in SHAPE.iter().filter(|(flag, _)| !case.flags.contains(flag)) {
@@ -162,7 +163,7 @@ impl Setting<'_> {
             line += &format!(" --algorithms {}", path.display());
         }
         let trained = self.command(dir, &line);
-        // An older binary has not every part either.
+        // An older binary may lack a part.
         let refused = ["fp8", "there is no such key"].iter().any(|why| trained.err.contains(why));
         if trained.status == Some(2) && refused {
             return None;
@@ -204,7 +205,7 @@ fn losses(run: &Path) -> String {
     format!("losses{losses} norms{norms}")
 }
 
-/// The tensors of a checkpoint by name: what its files hold under that name, weights first.
+/// The tensors of a checkpoint by name: the content of its files under that name, weights first.
 pub fn checkpoint(dir: &Path) -> Vec<String> {
     let mut found = BTreeMap::<String, String>::new();
     for file in ["model.safetensors", "optimizer.safetensors"] {

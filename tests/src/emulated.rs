@@ -1,4 +1,4 @@
-//! Programs for a Cortex-M on QEMU's boards, an image as a chip has it, and what was said of it.
+//! Programs for a Cortex-M on QEMU's boards, an image as a chip has it, and the text that was generated.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,17 +12,17 @@ use capful_host::plan::Sections;
 use capful_host::run::checkpoint::Weights;
 use capful_host::run::directory::{self, Trained};
 
-/// A board: its chip, QEMU's name of it, and where memory of some megabytes is.
+/// A board: its chip, its name in QEMU, and the address of a memory of some megabytes.
 pub type Board = (&'static str, &'static str, u64);
 
-/// The boards. All programs are one binary for the first.
+/// The boards. All run the same binaries, which are built for the first one.
 pub const BOARDS: [Board; 3] = [
     ("Cortex-M4F", "mps2-an386", 0x2100_0000),
     ("Cortex-M7", "mps2-an500", 0x6000_0000),
     ("Cortex-M55", "mps3-an547", 0x2100_0000),
 ];
 
-/// The program of this name, beside the one that `tests/firmware/run.sh` names.
+/// The program of this name, next to the one that `tests/firmware/run.sh` names.
 ///
 /// # Panics
 /// Without that name.
@@ -31,8 +31,8 @@ pub fn program(name: &str) -> PathBuf {
     Path::new(&speak).with_file_name(name)
 }
 
-/// Starts a program on a board, with the words of its command, the last of which may have spaces, and with files in memory.
-/// Gives its exit status and what it printed.
+/// Starts a program on a board, with the words of its command, the last of which may have spaces, and with files in
+/// memory. Returns its exit status and its output.
 ///
 /// # Panics
 /// Without QEMU.
@@ -51,7 +51,7 @@ pub fn start(name: &str, board: &str, command: &[String], files: &[(&Path, u64)]
     (output.status.code().unwrap_or(-1), text + &String::from_utf8_lossy(&output.stderr))
 }
 
-/// What follows `name` in a line of its own.
+/// The text after `name` on a line of its own.
 ///
 /// # Panics
 /// Without such a line.
@@ -60,7 +60,7 @@ pub fn line<'t>(text: &'t str, name: &str) -> &'t str {
     found.unwrap_or_else(|| panic!("no {name} in:\n{text}"))
 }
 
-/// An image that begins where images begin.
+/// An image at an aligned address.
 #[derive(Debug)]
 pub struct Flash {
     words: Vec<u128>,
@@ -68,7 +68,7 @@ pub struct Flash {
 }
 
 impl Flash {
-    /// A copy.
+    /// A copy of `bytes`.
     pub fn of(bytes: &[u8]) -> Flash {
         let mut words = vec![0u128; bytes.len().div_ceil(16) + 1];
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
@@ -80,16 +80,16 @@ impl Flash {
         &bytemuck::cast_slice(&self.words)[..self.bytes]
     }
 
-    /// The same, to damage.
+    /// The image, to be damaged.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
     }
 }
 
-/// What was said, and what a checksum of all logits' bits is.
+/// The generated text, and a checksum of all logits' bits.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Said {
-    /// What followed the prompt.
+    /// The continuation of the prompt.
     pub text: String,
     /// Over the bits of all logits.
     pub checksum: u64,
@@ -101,8 +101,8 @@ fn add(checksum: u64, logits: &[f32]) -> u64 {
     logits.iter().fold(checksum, |sum, x| fingerprint(sum, &x.to_bits().to_le_bytes()))
 }
 
-/// What the run in `dir` says behind `prompt`, on the reference device, with weights in the arena, in `integer` if any, and
-/// with the host's tokenizer.
+/// The continuation of `prompt` by the run in `dir`, on the reference device, with weights in the arena, in `integer`
+/// if any, and with the host's tokenizer.
 ///
 /// # Panics
 /// Without such a run.
@@ -133,10 +133,11 @@ pub fn said_by_the_run(
     Said { text: tokenizer.decode(&ids[begun..]), checksum, tokens: fed }
 }
 
-/// The same from the image alone, as the program on a chip does it. What is in the storage at first does not matter.
+/// The continuation from the image alone, as the program on a chip computes it. The initial content of the storage does
+/// not matter.
 ///
 /// # Panics
-/// With an image that cannot say it.
+/// If the image cannot continue the prompt.
 pub fn said_by<M: Described>(image: &ImageOf<'_, M>, (prompt, tokens, context): (&str, usize, u32)) -> Said {
     let vocabulary = image.vocabulary();
     let mut decoder = Decoder::new(image, context);

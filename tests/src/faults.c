@@ -1,9 +1,9 @@
 // Loaded before the C library (LD_PRELOAD): counts the calls of a process that open, change, sync or name files below a
-// folder, and lets one of them fail or kills the process at it.
+// folder, and makes one of them fail or kills the process at it.
 //   FAULTS_UNDER  the folder, an absolute path; relative paths count too
 //   FAULTS_AT     the number of the call, counted from 1; none if not given
 //   FAULTS_HOW    EIO, ENOSPC or KILL: a write that is killed has written half of its bytes
-//   FAULTS_LOG    a file to which every counted call is written, a line each
+//   FAULTS_LOG    a file to which every counted call is written, one line each
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -31,7 +31,7 @@ static int under(const char *path) {
     return path[0] != '/' || strncmp(path, folder, strlen(folder)) == 0;
 }
 
-// Counts a call. Gives 0, or 1 where it is the one that fails, with errno set; 2 where the process dies at it.
+// Counts a call. Returns 0, or 1 where this call must fail, with errno set; 2 where the process must die at it.
 static int fault(const char *what, const char *path) {
     const char *at = getenv("FAULTS_AT"), *how = getenv("FAULTS_HOW"), *log = getenv("FAULTS_LOG");
     long number = atomic_fetch_add(&calls, 1) + 1;
@@ -70,7 +70,7 @@ static int opened(int file, const char *path, int count) {
 }
 
 static int open_at(int folder, const char *path, int flags, int mode) {
-    // Within a folder that was opened a path is relative to it; those are of removals.
+    // A path within an opened folder is relative to that folder; such calls come from removals.
     int count = under(path) && !(flags & O_DIRECTORY && flags & O_PATH);
     if (count && fails(flags & (O_WRONLY | O_RDWR) ? "open for writing" : "open", path)) return -1;
     return opened(syscall(SYS_openat, folder, path, flags, mode), path, count);

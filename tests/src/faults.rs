@@ -1,5 +1,5 @@
-//! Faults of the file system: the real binary with a library before the C library (faults.c) in which one call fails, or at
-//! which the process dies.
+//! Faults of the file system: the real binary with a library preloaded before the C library (faults.c), which makes one
+//! call fail or kills the process at it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use std::sync::OnceLock;
 
 use crate::binary::{Outcome, command};
 
-/// What happens at a call.
+/// The fault at a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// The call fails: an error of input or output.
+    /// The call fails: an input/output error.
     Failed,
     /// The call fails: no space is left.
     Full,
-    /// The process is killed at it; of a write half is done.
+    /// The process is killed at the call; half of a write is done.
     Killed,
 }
 
@@ -50,7 +50,7 @@ fn prepared(dir: &Path, line: &str) -> Command {
     command
 }
 
-/// Runs `host LINE` in `dir` undisturbed, and gives each call that could fail: what it does to which file.
+/// Runs `host LINE` in `dir` undisturbed, and returns each call that could fail: its kind and its file.
 pub fn calls(dir: &Path, line: &str) -> Vec<String> {
     let log = tempfile::tempdir().expect("a temporary directory");
     let path = log.path().join("calls");

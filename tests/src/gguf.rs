@@ -1,4 +1,4 @@
-//! A reader of GGUF files, apart from the writer: the format's description in code, every length checked.
+//! A reader of GGUF files, independent of the writer: the format's description in code, with every length checked.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub enum Value {
 /// A tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
-    /// Row-major, the other way round than in the file.
+    /// Row-major, reversed compared with the file.
     pub shape: Vec<u64>,
     /// The number of its type.
     pub kind: u32,
@@ -27,7 +27,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Numbers of an f32, f16 or bf16 tensor; of blocks what they stand for.
+    /// Numbers of an f32, f16 or bf16 tensor; for blocks the dequantised numbers.
     pub fn numbers(&self) -> Vec<f32> {
         let half = |b: &[u8]| half_number(u16::from_le_bytes([b[0], b[1]]));
         match self.kind {
@@ -113,7 +113,7 @@ impl Gguf {
     /// Reads a whole file.
     ///
     /// # Panics
-    /// On anything that is not as version 3 has it.
+    /// On any deviation from version 3.
     pub fn read(bytes: &[u8]) -> Gguf {
         let mut file = Reader { bytes, at: 0 };
         assert_eq!((file.take(4), file.u32()), (b"GGUF".as_slice(), 3));
@@ -148,7 +148,7 @@ impl Gguf {
             };
             assert!(shape.last().unwrap().is_multiple_of(block), "{name}: a row is whole blocks");
             let begin = data + *offset as usize;
-            // One behind the other, each on its line.
+            // Contiguous, each at an aligned offset.
             assert_eq!(begin, end.next_multiple_of(alignment), "{name}");
             end = begin + (elements / block * size) as usize;
             let bytes = bytes.get(begin..end).expect("the file is long enough").to_vec();

@@ -26,12 +26,12 @@ use crate::oracle::{Batch, IGNORE, Oracle};
 /// Every level of recomputation.
 pub const LEVELS: [Recompute; 3] = [Recompute::NONE, Recompute::CHEAP, Recompute::FULL];
 
-/// The sets of which the number among all 128 is `part` modulo `parts`.
+/// The sets whose index among all 128 is `part` modulo `parts`.
 pub fn sets(part: usize, parts: usize) -> impl Iterator<Item = Recompute> {
     Recompute::FULL.subsets().skip(part % parts).step_by(parts)
 }
 
-/// Patterns in blocks of 16, and none.
+/// Patterns in blocks of 16, and the dense one.
 pub const PATTERNS: [Pattern; 5] = [
     Pattern::Dense,
     Pattern::Local { block: 16, window: 0 },
@@ -67,8 +67,8 @@ pub fn assert_gradients(what: &str, got: &Tensors, expected: &Tensors, tolerance
     }
 }
 
-/// Every matrix is off by at most `tolerance` of how far it moved from where it was `before`. Of vectors, biases of keys have no
-/// gradient but rounding, which AdamW makes a step of.
+/// Every matrix is off by at most `tolerance` times the distance from its value `before`. Vectors are not checked: key
+/// biases have a gradient of rounding errors only, from which AdamW makes a full step.
 #[track_caller]
 pub fn assert_moved(what: &str, before: &Tensors, got: &Tensors, expected: &Tensors, tolerance: f64) {
     for (name, got) in got.iter().filter(|(name, _)| expected[*name].is_matrix()) {
@@ -79,17 +79,17 @@ pub fn assert_moved(what: &str, before: &Tensors, got: &Tensors, expected: &Tens
     }
 }
 
-/// An oracle that the core has a family for.
+/// An oracle with a corresponding family in the core.
 pub trait Peer: Oracle {
     /// The core's model of the oracle's sizes, over `context` positions.
     fn family(&self, context: u32) -> AnyFamily;
 
-    /// What its training steps drop.
+    /// The dropout of its training steps.
     fn dropout(&self) -> Chance {
         Chance::NONE
     }
 
-    /// How many tokens of its document come before each position of a row, where its training steps look at documents.
+    /// The number of tokens of its document before each position of a row, where its training steps consider documents.
     fn offset(&self, _position: usize) -> Option<u32> {
         None
     }
@@ -167,7 +167,7 @@ impl Peer for Config {
     }
 }
 
-/// The core's pattern that sees what the oracle's does.
+/// The core's pattern that is equivalent to the oracle's.
 pub fn pattern(of: Pattern) -> ops::Pattern {
     let (kind, block, window, stride) = match of {
         Pattern::Dense => return ops::Pattern::DENSE,
@@ -178,7 +178,8 @@ pub fn pattern(of: Pattern) -> ops::Pattern {
     ops::Pattern { kind, block: block as u32, window: window as u32, stride: stride as u32 }
 }
 
-/// The numbers of these weights in 8 bits with a scale a row, but for those of adapters and what is no matrix.
+/// These weights rounded to 8 bits with a scale for each row, except those of adapters and tensors that are no
+/// matrices.
 pub fn in_eight_bits(weights: &Tensors) -> Tensors {
     let rounded = |row: &[f64]| -> Vec<f64> {
         let x: Vec<f32> = row.iter().map(|x| *x as f32).collect();
@@ -203,20 +204,20 @@ pub fn optimizer() -> Optimizer {
     Optimizer::adamw([beta1, beta2], eps, decay)
 }
 
-/// A session with room for training, evaluation and decoding.
+/// A session that is laid for training, evaluation and decoding.
 pub struct Model {
     /// The session.
     pub session: Session,
     /// The shape of its micro-batches.
     pub stage: MicroBatch,
-    /// Of a row's positions, or zeros.
+    /// The offsets of a row's positions, or zeros.
     offsets: Vec<u32>,
     optimizer: Optimizer,
 }
 
 impl Model {
     /// A model with `weights`, for micro-batches of `sequences` of `length` tokens; its logits exist in chunks of 5
-    /// rows, which divides nothing.
+    /// rows, a number that divides no size here.
     pub fn new(
         profile: &AnyProfile,
         config: &impl Peer,
@@ -228,7 +229,7 @@ impl Model {
         Model::moved_by(optimizer(), profile, config, weights, [sequences, length], recompute)
     }
 
-    /// The same, moved by another optimizer.
+    /// As [`Model::new`], with another optimizer.
     pub fn moved_by(
         optimizer: Optimizer,
         profile: &AnyProfile,
@@ -282,7 +283,7 @@ impl Model {
         model
     }
 
-    /// Name and place of every tensor of the weights (`prefix` empty) or of what belongs to them.
+    /// Name and region of every tensor of the weights (`prefix` empty) or of the tensors that belong to them.
     fn regions(&self, prefix: &str) -> Vec<(String, Region)> {
         let entries = self.session.laid.lasting.iter();
         let of = entries
@@ -304,7 +305,7 @@ impl Model {
             .collect()
     }
 
-    /// The same as tensors.
+    /// The tensors under `prefix`.
     pub fn tensors(&mut self, prefix: &str) -> Tensors {
         let bits = self.bits(prefix).into_iter();
         bits.map(|(name, bits)| {
@@ -321,7 +322,7 @@ impl Model {
         self.session.begin(settings).expect("settings are written");
     }
 
-    /// The mean loss of one batch, its gradients left in place.
+    /// The mean loss of one batch; the gradients stay in their regions.
     pub fn loss(&mut self, batch: Batch<'_>) -> f64 {
         self.losses(&[batch])
     }
@@ -353,7 +354,7 @@ impl Model {
         loss
     }
 
-    /// The logits of `inputs`, as many as the stage has tokens, row after row.
+    /// The logits of `inputs`, as many ids as the stage has tokens, row after row.
     pub fn logits(&mut self, inputs: &[u32]) -> Vec<f32> {
         let targets = vec![IGNORE; inputs.len()];
         self.session.evaluate(Rows { ids: inputs, targets: &targets, offsets: &[] }).expect("an evaluation");

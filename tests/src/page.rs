@@ -1,14 +1,14 @@
-//! The numbers of a page that a run has.
+//! The figures of a run's page.
 
-/// Every value of an attribute behind the text `before`.
+/// Every value of an attribute after the text `before`.
 pub fn all<'a>(html: &'a str, before: &str) -> Vec<&'a str> {
     html.split(before).skip(1).filter_map(|rest| rest.split('"').next()).collect()
 }
 
-/// The number of a key, which stands once.
+/// The number of a key, which occurs once.
 ///
 /// # Panics
-/// It does not, or is no number.
+/// If it does not, or is no number.
 #[track_caller]
 pub fn number(html: &str, key: &str) -> f64 {
     let found = all(html, &format!("data-key=\"{key}\" data-value=\""));

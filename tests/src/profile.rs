@@ -1,4 +1,4 @@
-//! What a profile and its trace must agree with: the plan, the listed programs and each other.
+//! Checks that a profile and its trace agree with the plan, the listed programs and each other.
 
 use std::fs;
 use std::path::Path;
@@ -24,8 +24,8 @@ fn near(a: f64, b: f64, most: f64) {
     assert!((a - b).abs() <= most, "{a} and {b} differ by more than {most}");
 }
 
-/// Runs `bench FLAGS` with a profile and a trace through `host`, and compares it with `plan FLAGS`. The step is of
-/// `micro_batches`.
+/// Runs `bench FLAGS` with a profile and a trace through `host`, and compares it with `plan FLAGS`. The step has
+/// `micro_batches` micro-batches.
 pub fn check(dir: &Path, flags: &str, micro_batches: usize, host: impl Fn(&str) -> Outcome) {
     let bench = host(&format!("bench --json --warm 1 --steps 3 --profile --trace trace.json {flags}")).ok().json();
     let plan = host(&format!("plan --json {flags}")).ok().json();
@@ -33,7 +33,7 @@ pub fn check(dir: &Path, flags: &str, micro_batches: usize, host: impl Fn(&str) 
     let profile = &bench["profile"];
     let (operations, totals) = (list(profile, "operations"), list(profile, "totals"));
 
-    // The operations are the programs', each in its place.
+    // The operations are those of the programs, in order.
     let of = |name: &str| {
         let starts = |p: &&Value| p["program"].as_str().is_some_and(|p| p.starts_with(name));
         list(programs.as_array().into_iter().flatten().find(starts).expect("the program"), "operations")
@@ -53,7 +53,7 @@ pub fn check(dir: &Path, flags: &str, micro_batches: usize, host: impl Fn(&str) 
         assert_eq!(o["roofline_seconds"], listed["seconds"]);
     }
 
-    // The sums are the plan's and each other's.
+    // The sums equal the plan's and each other.
     for (key, of_plan) in [("flops", "flops_per_step"), ("bytes", "bytes_per_step")] {
         assert_eq!(sum(operations, key), number(&plan, of_plan), "{key}");
         assert_eq!(sum(totals, key), number(&plan, of_plan), "{key}");
@@ -70,14 +70,14 @@ pub fn check(dir: &Path, flags: &str, micro_batches: usize, host: impl Fn(&str) 
         near(sum(&kind, "seconds"), number(total, "seconds"), 1e-9 * seconds);
     }
     assert!(totals.is_sorted_by(|a, b| number(a, "seconds") >= number(b, "seconds")));
-    // Steps of a few milliseconds on a machine with other work: that they are of a size is all that holds always.
+    // Steps of a few milliseconds on a machine with other work: only the order of magnitude is certain.
     let step = number(&bench, "ms_per_step") / 1e3;
     assert!(seconds > step / 4.0 && seconds < step * 4.0, "{seconds} s of operations, {step} s of a step");
 
     trace(dir, operations, seconds);
 }
 
-/// The trace has an event an operation, which do not overlap and last as long as the table says.
+/// The trace has an event for each operation; events do not overlap and last as long as the table says.
 fn trace(dir: &Path, operations: &[Value], seconds: f64) {
     let text = fs::read_to_string(dir.join("trace.json")).expect("the trace");
     let trace: Value = serde_json::from_str(&text).expect("JSON");
@@ -86,7 +86,7 @@ fn trace(dir: &Path, operations: &[Value], seconds: f64) {
         events.iter().filter(|e| e["ph"] == "X" && e["tid"].as_u64() == Some(tid)).cloned().collect()
     };
     let (parts, each) = (track(1), track(2));
-    // Times are whole nanoseconds, in microseconds.
+    // Times are whole nanoseconds, expressed in microseconds.
     const NANOSECOND: f64 = 1e-3;
     for track in [&parts, &each] {
         for pair in track.windows(2) {

@@ -1,11 +1,11 @@
-//! What a run leaves in its directory.
+//! The results of a run in its directory.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
-/// Training losses of the run `run` in `dir`, step by step as they were logged, and its last validation loss.
+/// The logged training losses of the run `run` in `dir`, and its last validation loss.
 pub fn losses(dir: &Path, run: &str) -> (Vec<f64>, f64) {
     let text = fs::read_to_string(dir.join(run).join("metrics.jsonl")).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -13,7 +13,7 @@ pub fn losses(dir: &Path, run: &str) -> (Vec<f64>, f64) {
     (of("loss"), *of("val_loss").last().unwrap())
 }
 
-/// The file of its weights after so many steps.
+/// The file of its weights after this many steps.
 pub fn weights(dir: &Path, run: &str, step: u32) -> Vec<u8> {
     fs::read(dir.join(format!("{run}/checkpoint-{step:08}/model.safetensors"))).unwrap()
 }

@@ -1,4 +1,4 @@
-//! A reader of safetensors files, apart from the writer.
+//! A reader of safetensors files, independent of the writer.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,7 +39,7 @@ impl Tensor {
 /// Every tensor of a file, by name.
 ///
 /// # Panics
-/// On a file that is none.
+/// On an invalid file.
 pub fn read(path: &Path) -> BTreeMap<String, Tensor> {
     let file = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let (length, rest) = file.split_at(8);
@@ -55,10 +55,10 @@ pub fn read(path: &Path) -> BTreeMap<String, Tensor> {
     header.into_iter().filter(|(name, _)| name != "__metadata__").map(tensor).collect()
 }
 
-/// The same file with the numbers of one tensor, f32, others.
+/// Overwrites the f32 numbers of one tensor in the file.
 ///
 /// # Panics
-/// There is no such tensor, or it has another number of them.
+/// If there is no such tensor, or it has another number of elements.
 pub fn replace(path: &Path, name: &str, numbers: &[f32]) {
     let mut file = fs::read(path).unwrap();
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;

@@ -1,4 +1,4 @@
-//! Decoding from an image allocates nothing, counted by the allocator itself.
+//! Decoding from an image allocates nothing, as counted by the allocator itself.
 
 use capful_core::device::Reference;
 use capful_core::generate::most_likely;
@@ -12,22 +12,22 @@ use capful_tests::emulated::{Flash, Said, said_by};
 static ALLOCATOR: Counting = Counting;
 
 const PROMPT: &str = "the cat";
-/// Tokens that are said.
+/// The number of generated tokens.
 const TOKENS: usize = 20;
-/// Positions that are kept, more than a block of sparse attention.
+/// The positions of the cache, more than a block of sparse attention.
 const CONTEXT: usize = 32;
 
-/// Bytes of what is said, and tokens read.
+/// Bytes of the generated text, and tokens read.
 type Lengths = (usize, usize);
 
-/// What `work` allocates. No other thread is at this activity.
+/// The allocations of `work`. No other thread is in this activity.
 fn allocated<T>(work: impl FnOnce() -> T) -> (Count, T) {
     let before = count(Activity::Save);
     let result = during(Activity::Save, work);
     (since(Activity::Save, before), result)
 }
 
-/// Opens an image, reads the prompt and says some tokens, as [`said_by`] does, in storage that is there.
+/// Opens an image, reads the prompt and generates some tokens, as [`said_by`] does, in existing storage.
 fn says<M: Described>(flash: &[u8], storage: &mut [u64], text: &mut [u8]) -> Option<Lengths> {
     let image = ImageOf::<M>::open(flash).ok()?;
     let vocabulary = image.vocabulary();
@@ -55,7 +55,7 @@ fn says<M: Described>(flash: &[u8], storage: &mut [u64], text: &mut [u8]) -> Opt
     Some((said, decoder.position() as usize))
 }
 
-/// Looks at the image of a run of `model`, exported with `flags`.
+/// Tests the image of a run of `model`, exported with `flags`.
 fn look<M: Described>(model: &str, flags: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let train =
@@ -71,7 +71,7 @@ fn look<M: Described>(model: &str, flags: &[&str]) {
         let mut text = [0; 1024];
         let (found, said) = allocated(|| says::<M>(flash.bytes(), &mut storage, &mut text));
         assert_eq!(found, Count::default(), "{model} {flags}");
-        // It did decode, and says what others say of the same image.
+        // It did decode, with the same result as others for this image.
         let (bytes, tokens) = said.expect("nothing fails");
         let text = String::from_utf8_lossy(&text[..bytes]);
         assert_eq!((&*text, tokens), (&*expected.text, expected.tokens), "{model} {flags}");
@@ -79,10 +79,10 @@ fn look<M: Described>(model: &str, flags: &[&str]) {
     }
 }
 
-// One test, so that no other thread is at the activity that it counts.
+// One test, so that no other thread is in the counted activity.
 #[test]
 fn a_token_from_an_image_allocates_nothing() {
-    // The control: one vector is seen.
+    // The control: the allocation of one vector is detected.
     let (found, _) = allocated(|| std::hint::black_box(Vec::<u64>::with_capacity(std::hint::black_box(64))));
     assert_eq!(found, Count { allocations: 1, bytes: 512 });
     let weights = ["--weights f32", "--weights int8", "--weights int4"];

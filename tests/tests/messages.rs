@@ -1,6 +1,6 @@
-//! What ranks send each other through MPI, byte for byte, under the machine's own mpirun.
+//! The messages between ranks through MPI, byte for byte, under the machine's own mpirun.
 //!
-//! The test starts itself again as the ranks. Without the feature `mpi` a program has no way to send anything.
+//! The test starts itself again as the ranks. Without the feature `mpi` a program cannot send anything.
 
 #![cfg(all(unix, feature = "mpi"))]
 
@@ -16,7 +16,7 @@ use capful_host::ranks::{Peers, Rank, Transport, environment, join};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Short messages, those that MPI sends at once, and those that it announces first.
+/// Short messages, messages that MPI sends at once, and messages that it announces first.
 const UNITS: [usize; 3] = [1, 1_021, 200_003];
 
 /// Byte `i` of what rank `from` sends to rank `to`.
@@ -24,12 +24,12 @@ fn byte(from: u32, to: u32, i: usize) -> u8 {
     (i as u32).wrapping_mul(2_654_435_761).wrapping_add(from * 977 + to * 31).to_le_bytes()[3]
 }
 
-/// Bytes that rank `from` sends to rank `to`: others on the way back, and between some none.
+/// Bytes that rank `from` sends to rank `to`: a different number in each direction, and none between some ranks.
 fn length(from: u32, to: u32, unit: usize) -> usize {
     (from as usize * 2 + to as usize) % 4 * unit + usize::from(from > to && unit > 1)
 }
 
-/// The ranges of parts that follow each other.
+/// The ranges of contiguous parts of these lengths.
 fn ranges(lengths: impl Iterator<Item = usize>) -> Vec<std::ops::Range<usize>> {
     let ends = lengths.scan(0, |end, length| {
         *end += length;
@@ -38,7 +38,7 @@ fn ranges(lengths: impl Iterator<Item = usize>) -> Vec<std::ops::Range<usize>> {
     ends.collect()
 }
 
-/// Both collectives of this rank: what it allocated meanwhile, once all bytes are right.
+/// Both collectives of this rank; checks that all bytes are right and returns the allocations in the meantime.
 fn exchange(peers: &mut dyn Peers, unit: usize) -> u64 {
     let (rank, count) = (peers.rank(), peers.count());
     let parts = |of: &dyn Fn(u32) -> usize| ranges((0..count).map(of));
@@ -50,7 +50,7 @@ fn exchange(peers: &mut dyn Peers, unit: usize) -> u64 {
     fill(&mut whole[gathered[rank as usize].clone()], rank);
     (0..count).for_each(|to| fill(&mut out[sent[to as usize].clone()], to));
 
-    // Another activity than that of the harness' threads.
+    // A different activity from that of the harness' threads.
     let before = allocations::count(Activity::Report);
     allocations::during(Activity::Report, || {
         all_gather(peers, &mut whole, |r| gathered[r as usize].clone()).unwrap();
@@ -72,7 +72,7 @@ fn as_a_rank(rank: Rank) {
     let peers = &mut *peers.borrow_mut();
     assert_eq!((peers.rank(), peers.count()), (rank.rank, rank.count));
     for unit in UNITS {
-        // The first exchange may make what MPI keeps; no later one allocates.
+        // The first exchange may allocate MPI's persistent buffers; later ones must not allocate.
         exchange(peers, unit);
         assert_eq!(exchange(peers, unit), 0, "allocations");
     }

@@ -1,16 +1,16 @@
 //! Chunks of T + 1 tokens out of a stream.
 //!
-//! A batch of B rows is B·T inputs and the B·T tokens that follow each of them. The last target of a batch is the
-//! first input of the next one, so every token of the stream but its very first is a target exactly once, whatever
-//! the shapes of the batches.
+//! A batch of B rows consists of B·T inputs and the B·T tokens that follow them. The last target of a batch is the
+//! first input of the next one, so every token of the stream except the first is a target exactly once, whatever the
+//! shapes of the batches.
 
 use core::fmt;
 
-/// Target of a position that is not scored.
+/// The target of a position that is not scored.
 pub const IGNORE: u32 = u32::MAX;
 
-/// The bit of a stored id that says: this token is there to be read and is no target, as the question before an answer.
-/// Vocabularies have fewer ids.
+/// The bit of a stored id that marks a token as context only, such as the question before an answer: it is an input,
+/// but not a target. Vocabularies have fewer ids.
 pub const CONTEXT: u32 = 1 << 31;
 
 /// The id without [`CONTEXT`], as the model reads it.
@@ -18,7 +18,7 @@ pub const fn as_input(id: u32) -> u32 {
     id & !CONTEXT
 }
 
-/// The id as the target of the token before it: [`IGNORE`] where it is no target.
+/// The id as the target of the token before it; [`IGNORE`] where it is context only.
 pub const fn as_target(id: u32) -> u32 {
     if id & CONTEXT == 0 { id } else { IGNORE }
 }
@@ -28,7 +28,7 @@ pub const fn as_target(id: u32) -> u32 {
 pub struct Token {
     /// The token's id, below the size of the vocabulary.
     pub id: u32,
-    /// How many tokens of its document precede it: 0 at a document's start.
+    /// The number of tokens of its document before it: 0 at a document's start.
     pub offset: u32,
 }
 
@@ -41,12 +41,12 @@ pub struct BatchMut<'a> {
     offsets: &'a mut [u32],
 }
 
-/// A batch's storage does not have the batch's shape.
+/// The slices do not have the batch's shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShapeError {
     /// No rows, or rows of no length.
     Empty,
-    /// A slice that does not hold exactly rows · length values.
+    /// A slice does not have exactly rows · length values.
     Size,
 }
 
@@ -101,25 +101,25 @@ impl<'a> BatchMut<'a> {
     }
 }
 
-/// Cuts a stream into batches. Holds the one token that two consecutive batches share.
+/// Splits a stream into batches. Stores the one token that two consecutive batches share.
 #[derive(Debug, Clone, Default)]
 pub struct Batcher {
     carry: Option<Token>,
 }
 
 impl Batcher {
-    /// A batcher at the start of a stream, or at a token from which a stream goes on.
+    /// A batcher at the start of a stream, or at a token where reading resumes.
     pub const fn new() -> Self {
         Self { carry: None }
     }
 
     /// Fills `batch` with the next tokens of the stream that `next` reads.
     ///
-    /// Reads one token more than the batch has positions, and keeps it as the first input of the next batch. To go on
-    /// later from here, read again from that last token with a new `Batcher`.
+    /// Reads one token more than the batch has positions, and stores it as the first input of the next batch. To resume
+    /// from here later, read again from that token with a new `Batcher`.
     ///
-    /// Gives `false`, and the batch holds nothing of use, when the stream ended before the batch was full. Errors are
-    /// those of `next`; after one, or after `false`, the batcher starts anew.
+    /// Returns `false`, leaving the batch without meaningful content, when the stream ended before the batch was full.
+    /// Errors are those of `next`; after an error or `false`, the batcher starts anew.
     pub fn fill<E>(
         &mut self,
         batch: &mut BatchMut<'_>,
@@ -142,10 +142,10 @@ impl Batcher {
         Ok(true)
     }
 
-    /// Reads what [`Batcher::fill`] would read for `positions` positions, and keeps none of it but the shared token.
+    /// Reads the tokens that [`Batcher::fill`] would read for `positions` positions, and stores only the shared token.
     ///
     /// # Errors
-    /// Those of `next`.
+    /// The errors of `next`.
     pub fn skip<E>(&mut self, positions: usize, mut next: impl FnMut() -> Result<Option<Token>, E>) -> Result<bool, E> {
         let carried = usize::from(self.carry.is_some());
         for _ in carried..=positions {
@@ -171,7 +171,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// A stream of `n` tokens whose ids are their places in it, in documents of `document` tokens.
+    /// A stream of `n` tokens whose ids are their positions in it, in documents of `document` tokens.
     fn stream(n: u32, document: u32) -> impl FnMut() -> Result<Option<Token>, Infallible> {
         let mut at = 0;
         move || {
@@ -208,7 +208,7 @@ mod tests {
             }
             prop_assert_eq!(seen_inputs, (0..total as u32).collect::<Vec<_>>());
             prop_assert_eq!(seen_targets, (1..=total as u32).collect::<Vec<_>>());
-            // Nothing is left for one more position.
+            // No token is left for one more position.
             let (mut x, mut y, mut o) = ([0], [0], [0]);
             let mut batch = BatchMut::new(1, 1, &mut x, &mut y, &mut o).unwrap();
             prop_assert!(!batcher.fill(&mut batch, &mut next).unwrap());

@@ -1,17 +1,17 @@
-//! Which of several sources each sequence of a run is of.
+//! The choice of the source that each sequence of a run comes from.
 //!
-//! Sequences are counted off to the sources one after the other: of `n` the first source takes the nearest whole number to
-//! its share of them, the second the nearest to its share of what is left, and so on. So each count never falls, they add
-//! up to `n`, and of any `n` each source has its share to about a sequence. Within [`BLOCK`] sequences the places are
-//! permuted. All is computed from `n`, and nothing is stored.
+//! Sequences are allotted to the sources one after the other: of `n` sequences the first source gets the integer
+//! nearest to its share of them, the second the nearest to its share of the rest, and so on. So counts never decrease
+//! with `n`, they add up to `n`, and each source has its share of any `n` to within about a sequence. Within [`BLOCK`]
+//! sequences the positions are permuted. Everything is computed from `n`, and nothing is stored.
 
 use crate::permutation::Permutation;
 use crate::random::{Random, stream};
 
-/// Sequences that are permuted among themselves: at the end of each block every source has its share.
+/// The number of sequences that are permuted together: at the end of each block every source has its share.
 const BLOCK: u64 = 64;
 
-/// A part of one, in units of 2⁻³².
+/// The number 1 in units of 2⁻³².
 const ONE: u64 = 1 << 32;
 
 /// The order in which a run draws from its sources.
@@ -21,29 +21,29 @@ pub struct Draw<'a> {
     parts: &'a [u64],
 }
 
-/// The nearest whole number to `part` of `sequences`.
+/// The integer nearest to `part` of `sequences`.
 fn part_of(sequences: u64, part: u64) -> u64 {
     ((u128::from(sequences) * u128::from(part) + u128::from(ONE / 2)) >> 32) as u64
 }
 
 impl<'a> Draw<'a> {
-    /// Of each source its part of what the sources before it leave, in units of 2⁻³²; `weights` are at least 0 and finite,
-    /// and not all 0.
+    /// For each source, its share of what the sources before it leave, in units of 2⁻³²; `weights` are at least 0 and
+    /// finite, and not all 0.
     pub fn parts(weights: &[f64], parts: &mut [u64]) {
         let mut left = 0.0;
         for (weight, part) in weights.iter().zip(parts.iter_mut()).rev() {
             left += weight;
-            // The last source with a weight takes all that is left: a number divided by itself is 1.
+            // The last source with a weight gets all that is left: a number divided by itself is 1.
             *part = if *weight > 0.0 { (weight / left * ONE as f64 + 0.5) as u64 } else { 0 };
         }
     }
 
-    /// The order under `seed` of sources with these [`Draw::parts`], at least one.
+    /// The order under `seed` for sources with these [`Draw::parts`], at least one.
     pub fn new(seed: u64, parts: &'a [u64]) -> Self {
         Self { random: Random::new(seed, stream("sources")), parts }
     }
 
-    /// The source that sequence `number` of the run is of.
+    /// The source of sequence `number` of the run.
     pub fn at(&self, number: u64) -> usize {
         let (block, place) = (number / BLOCK, number % BLOCK);
         let order = Permutation::new(Random::new(self.random.bits(block), stream("places")), BLOCK);
@@ -57,11 +57,11 @@ impl<'a> Draw<'a> {
             }
             (begin, end) = (begin - first, end - last);
         }
-        // The last source with a weight takes all that is left.
+        // The last source with a weight gets all that is left.
         self.parts.len().saturating_sub(1)
     }
 
-    /// How many of the first `sequences` of the run are of each source.
+    /// The number of the run's first `sequences` sequences that come from each source.
     pub fn counts(&self, sequences: u64, counts: &mut [u64]) {
         let whole = sequences - sequences % BLOCK;
         let mut left = whole;
@@ -90,7 +90,7 @@ mod tests {
         found
     }
 
-    /// Weights of which some are 0 and some tiny, the last but not all 0.
+    /// Weights, some of which are 0 and some tiny, but not all 0.
     fn weights() -> impl Strategy<Value = Vec<f64>> {
         let weight = prop_oneof![Just(0.0), 0.0001f64..0.01, 0.1f64..9.0];
         proptest::collection::vec(weight, 1..7).prop_filter("all 0", |all| all.iter().sum::<f64>() > 0.0)
@@ -114,7 +114,7 @@ mod tests {
             draw.counts(blocks, &mut drawn);
             for (count, weight) in drawn.iter().zip(&weights) {
                 let share = weight / sum * blocks as f64;
-                // A sequence or two, and 2⁻³² of all.
+                // To within a sequence or two, and 2⁻³² of all sequences.
                 prop_assert!((*count as f64 - share).abs() < 3.0 + blocks as f64 * 2e-9, "{} {}", count, share);
                 prop_assert!(*weight > 0.0 || *count == 0);
             }

@@ -1,44 +1,44 @@
-//! The order in which a run reads its tokens: sequence after sequence, each from somewhere else.
+//! The order in which a run reads its tokens: sequence after sequence, each from another part of the source.
 //!
-//! The source is a line of tokens without an end (a finite one begins again at its end), and each place of it is read
-//! once, in two steps, both computed and neither stored:
+//! The source is an infinite line of tokens (a finite source begins again at its end). Each position is read once. Two
+//! steps determine the order; both are computed, and neither is stored:
 //!
-//! 1. The line is cut into *grains*, as long as the longest sequence of the run. The grains of a [`Window`] (an epoch,
-//!    or what a pool holds) are permuted.
-//! 2. Of the line so permuted a [`Stretch`] of the run takes its tokens in sequences of its own length. Where these are
-//!    shorter than a grain, neighbours would come from one grain: so the sequences of a stretch within a window are
-//!    permuted once more.
+//! 1. The line is split into *grains*, as long as the longest sequence of the run. The grains of a [`Window`] (an
+//!    epoch, or the content of a pool) are permuted.
+//! 2. From the permuted line, a [`Stretch`] of the run takes its tokens in sequences of its own length. Where sequences
+//!    are shorter than a grain, adjacent ones would come from one grain, so the sequences of a stretch within a window
+//!    are permuted once more.
 //!
-//! Both are one-to-one, so whatever the lengths, no token is left out and none comes twice. A sequence may lie across a
-//! border of grains where lengths do not divide each other: it is then made of two runs.
+//! Both steps are one-to-one, so no token is left out and none is read twice, whatever the lengths. A sequence may
+//! cross a border of grains where lengths do not divide each other: it is then two runs of tokens.
 
 use crate::permutation::Permutation;
 use crate::random::{Random, stream};
 
-/// A part of a run whose sequences are of one length. It lasts until the next one.
+/// A part of a run with sequences of one length. It ends where the next one begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stretch {
-    /// Tokens that the run has read when it begins.
+    /// The number of tokens that the run has read when the stretch begins.
     pub from: u64,
     /// Tokens of a sequence, at least 1.
     pub length: u64,
 }
 
-/// Tokens that are permuted among themselves: `begin..end` of the line, whole grains.
+/// Tokens that are permuted together: `begin..end` of the line, whole grains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Window {
-    /// The first.
+    /// The first token.
     pub begin: u64,
-    /// The one after the last.
+    /// The token after the last one.
     pub end: u64,
 }
 
-/// Tokens that are read one after the other.
+/// Consecutive tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The place of the first in the line.
+    /// The position of the first token in the line.
     pub at: u64,
-    /// How many there are, at least 1.
+    /// The number of tokens, at least 1.
     pub tokens: u64,
 }
 
@@ -51,8 +51,8 @@ pub struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    /// The order under `seed` of a run of these stretches, of which the first begins at 0 and each later than the one
-    /// before it. Without one, or with a length of 0, it is the order of the line.
+    /// The order under `seed` of a run of these stretches. The first begins at 0, and each later one after the one
+    /// before it. Without stretches, or with a length of 0, the order is that of the line.
     pub fn new(seed: u64, stretches: &'a [Stretch]) -> Self {
         let grain = stretches.iter().map(|s| s.length).max().unwrap_or(1).max(1);
         Self { random: Random::new(seed, stream("order")), grain, stretches }
@@ -63,10 +63,10 @@ impl<'a> Order<'a> {
         self.grain
     }
 
-    /// The epoch that the run is in after `read` tokens, of a source of `tokens` tokens, at least 1.
+    /// The epoch of the run after `read` tokens, for a source of `tokens` tokens, at least 1.
     ///
-    /// An epoch's grains are those that begin in it. Its last one may end in the next, so that what is left over of one
-    /// reading of the source joins the next. An epoch shorter than a grain may have none.
+    /// An epoch consists of the grains that begin in it. Its last grain may end in the next epoch, so the rest of one
+    /// pass over the source joins the next pass. An epoch shorter than a grain may have no grains.
     pub fn epoch(&self, tokens: u64, read: u64) -> Window {
         let grain = read / self.grain;
         let first = |epoch: u64| epoch.saturating_mul(tokens).div_ceil(self.grain).saturating_mul(self.grain);
@@ -74,7 +74,7 @@ impl<'a> Order<'a> {
         Window { begin: first(epoch), end: first(epoch + 1) }
     }
 
-    /// What the run reads after `read` tokens, which lie in `window`: where, and how much of it on end.
+    /// The tokens that the run reads after `read` tokens, which lie in `window`: their position and number.
     pub fn at(&self, window: Window, read: u64) -> Run {
         let read = self.within_stretch(window, read);
         let (grain, inside) = ((read.at - window.begin) / self.grain, (read.at - window.begin) % self.grain);
@@ -84,7 +84,7 @@ impl<'a> Order<'a> {
         Run { at: window.begin + grain * self.grain + inside, tokens }
     }
 
-    /// The same in the line whose grains are permuted.
+    /// The same in the line whose grains are already permuted.
     fn within_stretch(&self, window: Window, read: u64) -> Run {
         let on = Run { at: read, tokens: window.end - read };
         let Some(number) = self.stretches.partition_point(|s| s.from <= read).checked_sub(1) else { return on };
@@ -94,7 +94,7 @@ impl<'a> Order<'a> {
         if length == 0 || length == self.grain {
             return on;
         }
-        // Whole sequences of the stretch in the window; what is left at its ends stays where it is.
+        // The whole sequences of the stretch in the window; the remaining tokens at its ends keep their positions.
         let begin = from.max(window.begin);
         let (first, last) = ((begin - from).div_ceil(length), (until - from) / length);
         let (sequence, inside) = ((read - from) / length, (read - from) % length);
@@ -109,7 +109,7 @@ impl<'a> Order<'a> {
         Run { at: from + sequence * length + inside, tokens: length - inside }
     }
 
-    /// The numbers of a window's own.
+    /// A random source of the window's own for the purpose `what`.
     fn of(&self, window: Window, what: &str) -> Random {
         let key = Random::new(self.random.bits(window.begin), window.end).bits(stream(what));
         Random::new(key, stream(what))
@@ -125,7 +125,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// Places of the line in the order in which tokens `read` of a run are read, of a source of `tokens`.
+    /// The positions in the line, in order, of the tokens `read` of a run, for a source of `tokens` tokens.
     fn places(order: &Order<'_>, tokens: u64, read: core::ops::Range<u64>) -> Vec<u64> {
         let mut places = Vec::new();
         let mut at = read.start;
@@ -158,7 +158,7 @@ mod tests {
         ) {
             let stretches = stretches(&parts);
             let order = Order::new(seed, &stretches);
-            // Four epochs' grains and no more.
+            // The grains of four epochs and no more.
             let end = order.grain() * (4 * tokens).div_ceil(order.grain());
             let mut seen = vec![0; end as usize];
             for place in places(&order, tokens, 0..end) {
@@ -191,14 +191,15 @@ mod tests {
 
     #[test]
     fn sequences_of_a_batch_come_from_everywhere_short_ones_too() {
-        // Sequences of 8, of a source of 64 grains of 512: neighbours in the batch are no neighbours in the source.
+        // Sequences of 8 tokens, from a source of 64 grains of 512: adjacent sequences of the batch are apart in the
+        // source.
         let stretches = [Stretch { from: 0, length: 8 }, Stretch { from: 1 << 14, length: 512 }];
         let order = Order::new(9, &stretches);
         let batch: Vec<u64> = (0..64).map(|row| order.at(order.epoch(1 << 15, 8 * row), 8 * row).at).collect();
         let mut grains: Vec<u64> = batch.iter().map(|at| at / 512).collect();
         grains.sort_unstable();
         grains.dedup();
-        // Of 32 grains that the first stretch takes, 64 draws miss 32 · e^(−2) on average.
+        // Of the 32 grains that the first stretch uses, 64 draws miss 32 · e^(−2) on average.
         assert!((22..=32).contains(&grains.len()), "{grains:?}");
         let neighbours = batch.windows(2).filter(|pair| pair[1] == pair[0] + 8).count();
         assert!(neighbours <= 3, "{batch:?}");

@@ -1,12 +1,12 @@
 //! Whole documents in padded rows, for scoring.
 //!
-//! Each document begins its own row, so that it is scored from its first token and from nothing before it. A document
-//! of more than T targets goes on in further rows, each beginning with the last token of the piece before as context.
-//! What is left of a row is padding: input 0, target [`IGNORE`], offset 0.
+//! Each document begins its own row, so that it is scored from its first token, without context from other documents. A
+//! document of more than T targets continues in further rows, each of which begins with the last token of the previous
+//! piece as context. The rest of a row is padding: input 0, target [`IGNORE`], offset 0.
 
 use super::{BatchMut, IGNORE, as_input, as_target};
 
-/// Walks over documents that lie one after another in `tokens`.
+/// Iterates over documents that lie one after another in `tokens`.
 #[derive(Debug, Clone)]
 pub struct DocumentRows<'a> {
     tokens: &'a [u32],
@@ -20,15 +20,15 @@ pub struct DocumentRows<'a> {
 impl<'a> DocumentRows<'a> {
     /// Documents one after another in `tokens`; document i ends before index `ends[i]`.
     ///
-    /// Ends that do not rise, or that lie outside `tokens`, give empty documents; a document of n tokens has n − 1
-    /// targets, so one of fewer than two tokens has no row. Tokens with the bit [`CONTEXT`](super::CONTEXT) are read and
-    /// are no targets.
+    /// Ends that do not ascend, or that lie outside `tokens`, give empty documents; a document of n tokens has n − 1
+    /// targets, so one of fewer than two tokens has no row. Tokens with the bit [`CONTEXT`](super::CONTEXT) are inputs
+    /// but not targets.
     pub const fn new(tokens: &'a [u32], ends: &'a [u32]) -> Self {
         Self { tokens, ends, document: 0, at: 0, begin: 0 }
     }
 
-    /// Fills `batch` with the next rows, and gives the positions that have a target, or `None` after the last row. Rows
-    /// beyond the last are padding.
+    /// Fills `batch` with the next rows, and returns the number of positions with a target, or `None` after the last
+    /// row. Rows beyond the last are padding.
     pub fn fill(&mut self, batch: &mut BatchMut<'_>) -> Option<usize> {
         let (mut filled, mut targets) = (0, 0);
         for (x, y, o) in batch.rows() {
@@ -42,7 +42,7 @@ impl<'a> DocumentRows<'a> {
         (filled > 0).then_some(targets)
     }
 
-    /// The next row: how many positions of it are no padding.
+    /// Fills the next row; returns the number of its positions that are not padding.
     fn row(&mut self, x: &mut [u32], y: &mut [u32], o: &mut [u32]) -> usize {
         self.skip_short();
         let Some(end) = self.end() else { return 0 };
@@ -56,7 +56,7 @@ impl<'a> DocumentRows<'a> {
         n
     }
 
-    /// Moves on while the current document has no target left.
+    /// Skips documents that have no target left.
     fn skip_short(&mut self) {
         while let Some(end) = self.end()
             && self.at + 1 >= end
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn context_is_read_and_is_no_target() {
         let c = CONTEXT;
-        // A row of context alone is not the end.
+        // A row of context alone does not end the iteration.
         let (all, filled) = rows(&[vec![1 | c, 2 | c, 3 | c, 4, 5, 6 | c]], 1, 2);
         assert_eq!(
             all,
@@ -152,7 +152,7 @@ mod tests {
         fn every_token_after_a_first_is_scored_once_with_its_predecessor(
             lengths in proptest::collection::vec(0usize..30, 0..8), b in 1usize..4, t in 1usize..9,
         ) {
-            // Ids say which document and which place: 100 d + i.
+            // An id encodes the document d and the position i: 100 d + i.
             let documents: Vec<Vec<u32>> =
                 lengths.iter().enumerate().map(|(d, &n)| (0..n).map(|i| (100 * d + i) as u32).collect()).collect();
             let (all, filled) = rows(&documents, b, t);

@@ -1,16 +1,16 @@
-//! Whether an operation can run on a device of a profile, asked of what it names and before anything runs.
+//! Checks of an operation against a device's profile, from its operands alone, before anything runs.
 
 use super::{Op, Operand, OperationError, Profile};
 use crate::memory::Space;
 
-/// The most operands that an operation may have.
+/// The largest number of operands of an operation.
 const OPERANDS: usize = 24;
 
-/// Whether shapes, element types and places of the operands of `op` are what it takes, and nothing that it writes is
-/// read-only or shares bytes with another operand.
+/// Whether shapes, element types and regions of the operands of `op` are valid, no written operand is read-only, and no
+/// written operand shares bytes with another operand.
 ///
 /// # Errors
-/// What is wrong, with the names of the operands.
+/// The error, with the names of the operands.
 pub fn check(op: &Op, profile: &dyn Profile) -> Result<(), OperationError> {
     op.validate()?;
     let operation = op.name();
@@ -31,7 +31,7 @@ pub fn check(op: &Op, profile: &dyn Profile) -> Result<(), OperationError> {
     Ok(())
 }
 
-/// What is asked of an operand by itself.
+/// The checks of an operand by itself.
 fn check_alone(operation: &'static str, operand: &Operand, profile: &dyn Profile) -> Result<(), OperationError> {
     let Operand { name, region, element, .. } = *operand;
     if !element.admits(region.dtype, profile) {
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_element_admits_its_types_and_no_other() {
-        /// Computes in bf16 too.
+        /// A profile that computes in bf16, too.
         struct Both;
         impl Profile for Both {
             fn dtype(&self, role: crate::memory::Role) -> Dtype {
@@ -135,7 +135,7 @@ mod tests {
             let bytes = Carry { from: region(dtype, 0, 1, 4), to: region(dtype, 16, 1, 4) };
             assert_eq!(check(&bytes.into(), &Single), Ok(()));
         }
-        // The kind comes after the shapes, which want 8 bits of a copy already.
+        // The check of the format follows those of the shapes, which already require 8 bits.
         let out = Quantised { codes: region(Dtype::E5m2, 64, 2, 4), scaling: Scaling::at(128, 132, 136) };
         let quantise = Quantise::new(region(Dtype::F32, 0, 2, 4), out);
         assert_eq!(check(&quantise.into(), &Single), Ok(()));

@@ -1,45 +1,45 @@
-//! Runs a step without arithmetic: checks it and counts what it costs.
+//! Runs a step without arithmetic: checks its operations and counts their costs.
 
 use super::{Device, Op, OperationError, Profile, check};
 
-/// The speeds that a roofline is drawn from.
+/// The speeds that define a roofline.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Floating-point operations a second that matrix products reach.
+    /// Floating-point operations a second that matrix multiplications reach.
     pub flops_per_s: f64,
-    /// The same of products of numbers of 8 bits.
+    /// Operations a second that 8-bit matrix multiplications reach.
     pub flops_8bit_per_s: f64,
     /// Bytes a second that a copy reads and writes.
     pub bytes_per_s: f64,
 }
 
 impl Rates {
-    /// 1 of everything, where the time does not matter.
+    /// All rates are 1, for when times do not matter.
     pub const ONE: Rates = Rates { flops_per_s: 1.0, flops_8bit_per_s: 1.0, bytes_per_s: 1.0 };
 
-    /// Seconds of `flops`, `flops_8bit` of them of numbers of 8 bits, and `bytes` of traffic beside them: the longer of
-    /// both.
+    /// Seconds of `flops` operations, of which `flops_8bit` are 8-bit, or of `bytes` of traffic, whichever takes
+    /// longer.
     pub fn seconds(&self, flops: u64, flops_8bit: u64, bytes: u64) -> f64 {
         let wide = (flops - flops_8bit) as f64 / self.flops_per_s;
         (wide + flops_8bit as f64 / self.flops_8bit_per_s).max(bytes as f64 / self.bytes_per_s)
     }
 }
 
-/// Counts floating-point operations, bytes and scratch of the operations it is given.
+/// Counts floating-point operations, bytes and scratch of the operations that it runs.
 pub struct Meter<'p> {
     profile: &'p dyn Profile,
     rates: Rates,
     /// Operations run.
     pub operations: u64,
-    /// Floating-point operations of the products.
+    /// Floating-point operations of the matrix multiplications.
     pub flops: u64,
-    /// Operand bytes, each read or written once: the least traffic.
+    /// Bytes of operands, each read or written once: the minimal traffic.
     pub bytes: u64,
     /// Bytes sent to other ranks.
     pub sent: u64,
-    /// Messages that they are sent in.
+    /// The number of messages to other ranks.
     pub messages: u64,
-    /// The most scratch that one operation wants, in bytes.
+    /// The largest scratch of any operation, in bytes.
     pub scratch: u64,
     /// Seconds on the roofline: for each operation the longer of its arithmetic and its traffic.
     pub seconds: f64,

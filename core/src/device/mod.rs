@@ -1,6 +1,6 @@
-//! The contract between a step and what runs it.
+//! The interface between a step and the device that runs it.
 //!
-//! A step is ordinary code over a [`Device`]: it names operations one after the other. [`Reference`] computes them in
+//! A step is ordinary code over a [`Device`]: it emits operations one after the other. [`Reference`] computes them in
 //! plain f32 loops, [`Meter`] only counts them, and a host's devices run them fast.
 
 mod check;
@@ -18,38 +18,39 @@ pub use reference::Reference;
 use crate::integer::Integer;
 use crate::memory::{ArenaError, Dtype, Role};
 
-/// What a device and a precision imply for memory. Plain data: a plan needs no device and no driver.
+/// The memory requirements of a device and a precision. Plain data: a plan needs no device and no driver.
 pub trait Profile {
-    /// The element type of regions of this role. Of masters nobody asks it: they are [`Dtype::Remainder`] everywhere.
+    /// The element type of regions of this role. It is never called for masters, which are [`Dtype::Remainder`]
+    /// everywhere.
     fn dtype(&self, role: Role) -> Dtype;
 
-    /// Whether it computes in floats of this type: those of an [`Element::Float`].
+    /// Whether the device computes in floats of this type, as operands of [`Element::Float`].
     fn computes(&self, dtype: Dtype) -> bool {
         dtype == Dtype::F32
     }
 
-    /// How many bytes of scratch the device wants while it runs `op`. One region serves the largest.
+    /// The scratch in bytes that the device needs while it runs `op`. One region serves the largest.
     fn scratch(&self, _op: &Op) -> u64 {
         0
     }
 
-    /// Whether a family's products may read copies of their operands in 8 bits.
+    /// Whether a family's matrix multiplications may read 8-bit copies of their operands.
     fn quantises(&self) -> bool {
         false
     }
 
-    /// Whether it multiplies integers: those of an [`Element::Integers`].
+    /// Whether the device multiplies integers, as operands of [`Element::Integers`].
     fn multiplies_integers(&self) -> bool {
         false
     }
 
-    /// The integers that the matrices of a model are kept in. Such a model is not trained.
+    /// The integer type of a model's matrices, if any. Such a model is not trained.
     fn weights(&self) -> Option<Integer> {
         None
     }
 }
 
-/// Another profile, with the matrices of a model in integers.
+/// Wraps a profile, with the matrices of a model in integers.
 #[derive(Clone, Copy)]
 pub struct InIntegers<'p> {
     /// The profile.
@@ -106,14 +107,14 @@ impl Profile for Single {
 pub enum OperationError {
     /// An operand could not be carved.
     Arena(ArenaError),
-    /// Operands' shapes do not belong together.
+    /// The operands' shapes do not match.
     Shape {
         /// The operation.
         operation: &'static str,
         /// The operand.
         operand: &'static str,
     },
-    /// An operand's elements are of a type that the device does not take there.
+    /// The device does not support the type of an operand's elements.
     Type {
         /// The operation.
         operation: &'static str,
@@ -141,14 +142,14 @@ pub enum OperationError {
         /// The operand.
         operand: &'static str,
     },
-    /// A step that moves weights in integers.
+    /// A training step of a model whose weights are in integers.
     Untrainable,
     /// More floating-point operations or bytes than 64 bits count.
     TooLarge {
         /// The operation.
         operation: &'static str,
     },
-    /// What there is no way to do; a clause says what and why.
+    /// An operation that is not possible; a clause says what and why.
     Unsupported(&'static str),
     /// The device failed; it keeps the details.
     Device,
@@ -193,7 +194,7 @@ impl From<ArenaError> for OperationError {
     }
 }
 
-/// The product of all factors, or the most that there is where it passes 64 bits, which nothing has.
+/// The product of all factors, saturated at the largest 64-bit number, which no real count reaches.
 pub const fn count(factors: &[u64]) -> u64 {
     let (mut product, mut i) = (1u64, 0);
     while i < factors.len() {
@@ -203,34 +204,34 @@ pub const fn count(factors: &[u64]) -> u64 {
     product
 }
 
-/// A piece of a step: operands and shapes, never values that change from step to step.
+/// One operation of a step: its operands and shapes, never values that change from step to step.
 pub trait Operation: Copy + Into<Op> {
     /// The name, as in the file of `ops` that defines it.
     const NAME: &'static str;
 
-    /// Whether every device gives the bits of [`reference`](Operation::reference), rounded to what it keeps: it moves
-    /// numbers, or adds them in one order.
+    /// Whether every device computes the same bits as [`reference`](Operation::reference), rounded to the device's
+    /// type: the operation only moves numbers, or adds them in a fixed order.
     const EXACT: bool = false;
 
-    /// Shows every operand. Two of them are disjoint, or both only read.
+    /// Calls `visit` with every operand. Two operands are either disjoint or both only read.
     fn operands(&self, visit: &mut dyn FnMut(Operand));
 
-    /// Whether the operands' shapes belong together; asked once, when the step is planned.
+    /// Whether the operands' shapes match; checked once, when the step is planned.
     ///
     /// # Errors
     /// [`OperationError::Shape`] with the operand that does not fit.
     fn validate(&self) -> Result<(), OperationError>;
 
-    /// Floating-point operations, a multiply-add counted as two; products only, element-wise work is left out. See
-    /// [`count`].
+    /// Floating-point operations of matrix multiplications, a multiply-add counted as two; element-wise work is not
+    /// counted. See [`count`].
     fn flops(&self) -> u64;
 
-    /// Those of them whose operands are of 8 bits.
+    /// The part of [`Operation::flops`] with 8-bit operands.
     fn flops_8bit(&self) -> u64 {
         0
     }
 
-    /// Bytes that it sends to other ranks, and in how many messages.
+    /// The bytes that it sends to other ranks, and the number of messages.
     fn sent(&self) -> [u64; 2] {
         [0; 2]
     }
@@ -249,18 +250,18 @@ pub trait Operation: Copy + Into<Op> {
         if fits { Ok(()) } else { Err(self.misfit(operand)) }
     }
 
-    /// The error that names `operand`, for `ok_or` where a piece of it is taken.
+    /// The error that names `operand`, for `ok_or` where a part of the operand is taken.
     fn misfit(&self, operand: &'static str) -> OperationError {
         OperationError::Shape { operation: Self::NAME, operand }
     }
 }
 
-/// Something that runs operations.
+/// A device that runs operations.
 pub trait Device {
-    /// Runs `op`, or queues it behind those before it.
+    /// Runs `op`, or queues it after the operations before it.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     fn run(&mut self, op: &Op) -> Result<(), OperationError>;
 }
 

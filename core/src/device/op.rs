@@ -1,10 +1,9 @@
-//! Every operation as one type, so that a step is data: it can be run, counted, kept and compared.
+//! Every operation as one type, so that a step is data: operations can be run, counted, stored and compared.
 
 use super::{Operand, Operation, OperationError};
 use crate::memory::Arena;
 
-/// The list of operations, which stands nowhere else: `for_each_operation!([name] ...)` is
-/// `name!([...] AdamW, ...)`.
+/// The only list of operations: `for_each_operation!([name] ...)` expands to `name!([...] AdamW, ...)`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_each_operation {
@@ -108,7 +107,7 @@ macro_rules! with_spiking_operations {
     };
 }
 
-/// What `$run` is of the operation that `$op` is: compiled once for each, with `$o` of its type.
+/// Evaluates `$run` for the operation in `$op`: compiled once for each operation, with `$o` of that operation's type.
 ///
 /// ```
 /// use capful_core::device::{Op, Operation as _};
@@ -196,7 +195,7 @@ impl Op {
         with_operation!(self, o => o.reference(arena))
     }
 
-    /// Bytes of traffic that it cannot avoid: each operand read or written once.
+    /// The minimal traffic in bytes: each operand read or written once.
     pub fn traffic(&self) -> u64 {
         let mut bytes = 0u64;
         self.operands(&mut |operand| bytes = bytes.saturating_add(operand.traffic()));
@@ -204,5 +203,5 @@ impl Op {
     }
 }
 
-// A recorded step has tens of thousands of them.
+// A recorded step has tens of thousands of operations.
 const _: () = assert!(size_of::<Op>() <= 512);

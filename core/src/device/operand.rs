@@ -1,4 +1,4 @@
-//! What an operation works on: a region with its name, its use and its elements.
+//! An operand of an operation: a region with its name, its access and its kind of elements.
 
 use super::{Profile, count};
 use crate::memory::{Dtype, Region};
@@ -8,22 +8,22 @@ use crate::memory::{Dtype, Region};
 pub enum Access {
     /// Only read.
     Read,
-    /// Written whole, whatever was there before.
+    /// Overwritten completely, whatever its previous content.
     Write,
     /// Read and written.
     Update,
 }
 
-/// What an operand's elements are. Two operands of a kind may still be of two types.
+/// The kind of an operand's elements. Two operands of one kind may still have different types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
-    /// What the device computes in: f32, or bf16 too.
+    /// A float type that the device computes in: f32, and on some devices bf16.
     Float,
     /// f32 on every device.
     Exact,
-    /// What bf16 lack of f32, or the upper half of it.
+    /// The remainders of bf16, 16 or 8 bits.
     Remainders,
-    /// An optimizer's state, or what is kept of activations: f32, or blocks of 8 bits.
+    /// An optimizer's state, or a saved activation: f32, or blocks of 8 bits.
     State,
     /// u32: ids, offsets, a wiring.
     Ids,
@@ -31,11 +31,11 @@ pub enum Element {
     Codes,
     /// Integers of 8 or 4 bits, on a device that multiplies them.
     Integers,
-    /// f16, of such a device.
+    /// f16, on a device that multiplies integers.
     Half,
-    /// bf16, integers of 8 bits and their scales of f16, on every device: they are only widened.
+    /// bf16, or integers of 8 bits and their f16 scales, on every device: they are only widened.
     Reduced,
-    /// Whatever they are: they are copied as bytes.
+    /// Any type: the bytes are copied.
     Any,
 }
 
@@ -62,15 +62,15 @@ impl Element {
 /// An operand of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operand {
-    /// The operation's field; no other operand of it has this name.
+    /// The name of the operation's field, unique within the operation.
     pub name: &'static str,
-    /// Where it lies.
+    /// The region.
     pub region: Region,
-    /// How it is used.
+    /// How the operation uses it.
     pub access: Access,
-    /// What it consists of.
+    /// The kind of its elements.
     pub element: Element,
-    /// Bytes of it that are used, where that is not all of it.
+    /// The number of bytes that are used, if not all of them.
     pub part: Option<u64>,
 }
 
@@ -90,67 +90,67 @@ impl Operand {
         Operand { access: Access::Update, ..Operand::read(name, region) }
     }
 
-    /// Floats that are added to where `adds`, else written whole.
+    /// Floats that are added to if `adds`, otherwise overwritten.
     pub const fn sum(name: &'static str, region: Region, adds: bool) -> Operand {
         if adds { Operand::update(name, region) } else { Operand::write(name, region) }
     }
 
-    /// The same of f32 on every device.
+    /// This operand as f32 on every device.
     pub const fn exact(self) -> Operand {
         Operand { element: Element::Exact, ..self }
     }
 
-    /// The same of what bf16 lack.
+    /// This operand as remainders of bf16.
     pub const fn remainders(self) -> Operand {
         Operand { element: Element::Remainders, ..self }
     }
 
-    /// The same of an optimizer's state, or of what is kept in blocks of 8 bits.
+    /// This operand as an optimizer's state or as blocks of 8 bits.
     pub const fn state(self) -> Operand {
         Operand { element: Element::State, ..self }
     }
 
-    /// The same of u32.
+    /// This operand as u32.
     pub const fn ids(self) -> Operand {
         Operand { element: Element::Ids, ..self }
     }
 
-    /// The same of floats of 8 bits.
+    /// This operand as 8-bit floats.
     pub const fn codes(self) -> Operand {
         Operand { element: Element::Codes, ..self }
     }
 
-    /// The same of integers.
+    /// This operand as integers.
     pub const fn integers(self) -> Operand {
         Operand { element: Element::Integers, ..self }
     }
 
-    /// The same of f16.
+    /// This operand as f16.
     pub const fn half(self) -> Operand {
         Operand { element: Element::Half, ..self }
     }
 
-    /// The same of what is only widened.
+    /// This operand in a reduced type that is only widened.
     pub const fn reduced(self) -> Operand {
         Operand { element: Element::Reduced, ..self }
     }
 
-    /// The same of any type.
+    /// This operand with elements of any type.
     pub const fn any(self) -> Operand {
         Operand { element: Element::Any, ..self }
     }
 
-    /// The same, of which only `bytes` are used.
+    /// This operand, of which only `bytes` bytes are used.
     pub const fn only(self, bytes: u64) -> Operand {
         Operand { part: Some(bytes), ..self }
     }
 
-    /// Whether it is written, read or not.
+    /// Whether it is written, whether or not it is also read.
     pub fn is_written(&self) -> bool {
         self.access != Access::Read
     }
 
-    /// Bytes read and written: those of the region that are used, twice where it is updated.
+    /// Bytes read and written: the used bytes of the region, twice where it is updated.
     pub fn traffic(&self) -> u64 {
         let bytes = self.part.unwrap_or_else(|| self.region.bytes());
         count(&[bytes, if self.access == Access::Update { 2 } else { 1 }])

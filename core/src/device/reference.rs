@@ -1,4 +1,4 @@
-//! The definition of every operation, run as it stands: plain f32 loops, the same bits on every machine.
+//! Runs the definition of every operation as it is: plain f32 loops, with the same bits on every machine.
 
 use super::{Device, Op, OperationError};
 use crate::memory::Arena;
@@ -6,7 +6,7 @@ use crate::memory::Arena;
 /// Runs each operation's reference loops on an arena.
 #[derive(Debug)]
 pub struct Reference<'a> {
-    /// The storage that operands lie in.
+    /// The storage of the operands.
     pub arena: Arena<'a>,
 }
 

@@ -9,9 +9,9 @@ use crate::random::Random;
 pub struct Sampler {
     /// Logits are divided by this; 0 takes the most likely token.
     pub temperature: f32,
-    /// Only this many of the most likely tokens; 0 for all.
+    /// Sample only from this many of the most likely tokens; 0 for all.
     pub top_k: u32,
-    /// Only the most likely tokens that together reach this probability; 1 for all.
+    /// Sample only from the most likely tokens that together reach this probability; 1 for all.
     pub top_p: f32,
     /// Tokens of the history have their logit divided by this where positive, multiplied where negative
     /// (Keskar et al. 2019); 1 for none.
@@ -19,16 +19,16 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Whether it takes the largest logit and nothing else counts.
+    /// Whether it takes the largest logit, and nothing else has an effect.
     pub fn is_greedy(&self) -> bool {
         self.temperature <= 0.0 && self.repetition_penalty == 1.0
     }
 
-    /// Chooses a token. `logits` `[vocabulary]` are changed; `order` `[vocabulary]` is scratch; `history` are the ids
-    /// to penalise; number `index` of `random` decides. Ties go to the lower id. None where the largest logit is not
-    /// finite or one that is kept is not a number: what a diverged model gives.
+    /// Chooses a token. Changes `logits` `[vocabulary]`; `order` `[vocabulary]` is scratch; `history` has the ids to
+    /// penalise; number `index` of `random` decides. Ties go to the lower id. `None` where the largest logit is not
+    /// finite or a candidate's logit is NaN, as in a diverged model.
     ///
-    /// Weights are integers, so a choice is the same wherever and in whatever order they are added.
+    /// Weights are integers, so the choice does not depend on the order in which they are added, nor on the machine.
     pub fn sample(
         &self,
         logits: &mut [f32],
@@ -41,8 +41,8 @@ impl Sampler {
         self.draw(logits, order, random, index)
     }
 
-    /// As [`Sampler::sample`] without a penalty. `order` is scratch of at least two words; with as many as logits nothing is
-    /// sorted twice.
+    /// As [`Sampler::sample`] without a penalty. `order` is scratch of at least two words; if it is as long as
+    /// `logits`, nothing is sorted twice.
     pub fn draw(&self, logits: &[f32], order: &mut [u32], random: &Random, index: u64) -> Option<u32> {
         if self.temperature <= 0.0 {
             return most_likely(logits);
@@ -96,7 +96,7 @@ impl Sampler {
             return;
         }
         for (i, &id) in history.iter().enumerate() {
-            // Once an id, however often it occurred.
+            // Each id is penalised once, however often it occurred.
             if history[..i].contains(&id) {
                 continue;
             }
@@ -107,16 +107,16 @@ impl Sampler {
     }
 }
 
-/// A number that orders as [`f32::total_cmp`] does.
+/// An integer that orders as [`f32::total_cmp`] does.
 const fn key(x: f32) -> i32 {
     let bits = x.to_bits() as i32;
     bits ^ ((bits >> 31) as u32 >> 1) as i32
 }
 
-/// Logits that are looked at together: most have none that matters.
+/// The number of logits that are compared with a bound together: in most groups none is above it.
 const TOGETHER: usize = 64;
 
-/// Calls `visit(id, key)` for logits above a bound that it gives anew each time, the lower ids first.
+/// Calls `visit(id, key)` for the logits above a bound, which each call returns anew, in the order of ids.
 fn above(logits: &[f32], mut bound: Option<i32>, visit: &mut dyn FnMut(u32, i32) -> Option<i32>) {
     for (at, piece) in logits.chunks(TOGETHER).enumerate() {
         if bound.is_some_and(|b| !piece.iter().fold(false, |any, x| any | (key(*x) > b))) {
@@ -130,7 +130,7 @@ fn above(logits: &[f32], mut bound: Option<i32>, visit: &mut dyn FnMut(u32, i32)
     }
 }
 
-/// The id of the largest logit, the lower of two; 0 of none.
+/// The id of the largest logit, the lower id of a tie; 0 for an empty slice.
 fn largest(logits: &[f32]) -> u32 {
     let mut best = 0;
     above(logits, None, &mut |id, key| {
@@ -140,17 +140,18 @@ fn largest(logits: &[f32]) -> u32 {
     best
 }
 
-/// The token that a temperature of 0 takes: the id of the largest logit, the lower of two; None where that is not finite.
-/// A program that samples in no other way leaves the rest of the sampler, most of it sorting, out of its flash.
+/// The token for a temperature of 0: the id of the largest logit, the lower id of a tie; `None` where that logit is not
+/// finite. A program with greedy decoding only does not link the rest of the sampler, most of it sorting, into its
+/// flash.
 pub fn most_likely(logits: &[f32]) -> Option<u32> {
     Some(largest(logits)).filter(|&best| logits.get(best as usize).is_some_and(|x| x.is_finite()))
 }
 
-/// e^x of an `x` of at most 0 in units of 2^-36, rounded down: 0 below -25, and of what is not a number. It is off by 1.3e-7
-/// of itself or by a unit at most. Each operation rounds once, as on a GPU, whose kernel has the same ones.
+/// e^x for x ≤ 0 in units of 2^-36, rounded down: 0 below -25 and for NaN. The relative error is at most 1.3e-7, or one
+/// unit. Each operation rounds once, as in the GPU's kernel, which has the same operations.
 fn weight(x: f32) -> u64 {
     const LOG2_E: f32 = core::f32::consts::LOG2_E;
-    // The logarithm of 2 as one number of nine bits, whose multiples are exact, and the rest.
+    // The logarithm of 2 as a number of nine bits, whose multiples are exact, and the rest.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     if x.is_nan() || x < LEAST {
         return 0;
@@ -163,29 +164,29 @@ fn weight(x: f32) -> u64 {
     for factor in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         sum = sum * r + factor;
     }
-    // 24 bits, all of them before the point.
+    // 24 bits, all of them integer bits.
     (((sum * (1 << 24) as f32) as u64) << 12) >> -twos
 }
 
-/// What [`weight`] takes for nothing, 2^-36.
+/// [`weight`] is 0 below this; the unit is 2^-36.
 const LEAST: f32 = -25.0;
 
-/// Below it the most likely token has all the weight, and the inverse would be infinite.
+/// Below this temperature the most likely token has all the weight, and the inverse would be infinite.
 const COLDEST: f32 = 1e-30;
 
-/// How many ids are sorted at first: more than most choices look at.
+/// The number of ids that are sorted at first: most choices need fewer.
 const FIRST: usize = 64;
 
-/// Ids by their logits, the largest first and of equals the lower id, sorted as far as somebody looks.
+/// Ids by descending logits, ties by ascending id, sorted as far as they are read.
 struct Sorted<'a> {
     logits: &'a [f32],
-    /// Ids in their order, as many of the last as there is room for, which is two at least.
+    /// Sorted ids: the last ones, as many as there is room for, which is at least two.
     order: &'a mut [u32],
-    /// How many were forgotten for want of room.
+    /// The number of earlier ids that were dropped for lack of room.
     forgotten: usize,
-    /// How many of `order` are sorted.
+    /// The number of sorted ids in `order`.
     count: usize,
-    /// How many are sorted next.
+    /// The number of ids to sort next.
     window: usize,
 }
 
@@ -216,12 +217,13 @@ impl Sorted<'_> {
     }
 }
 
-/// The order of ids by their logits, the largest first and of equals the lower id.
+/// Orders ids by descending logits, ties by ascending id.
 fn more_likely(logits: &[f32]) -> impl Fn(&u32, &u32) -> Ordering {
     |a, b| key(logits[*b as usize]).cmp(&key(logits[*a as usize])).then_with(|| a.cmp(b))
 }
 
-/// Puts the ids of the `kept` largest logits behind `last`, a key and an id, first in `order`, in any order.
+/// Moves the ids of the `kept` largest logits that come after `last`, a key and an id, to the front of `order`, in any
+/// order.
 fn select(logits: &[f32], order: &mut [u32], kept: usize, last: Option<(i32, u32)>) {
     let room = (2 * kept).max(256).min(order.len());
     let (mut count, mut bound) = (0, None);
@@ -232,7 +234,7 @@ fn select(logits: &[f32], order: &mut [u32], kept: usize, last: Option<(i32, u32
         order[count] = id;
         count += 1;
         if count == room && kept < room {
-            // Only what is larger than the least of these can still be among them: of equals the lower id wins.
+            // Only logits larger than the smallest of these can still be among them: the lower id wins a tie.
             order[..room].select_nth_unstable_by(kept - 1, more_likely(logits));
             bound = Some(key(logits[order[kept - 1] as usize]));
             count = kept;
@@ -283,7 +285,7 @@ mod tests {
     fn top_k_and_top_p_keep_the_most_likely() {
         const NONE: f64 = f64::NEG_INFINITY;
         assert_close(shares(Sampler { top_k: 2, ..PLAIN }, &[]), softmax([NONE, 2.0, NONE, 1.0, NONE]));
-        // The first has .53, the first two .73, the first three .85.
+        // The most likely token has 0.53, the first two 0.73, the first three 0.85.
         assert_close(shares(Sampler { top_p: 0.8, ..PLAIN }, &[]), softmax([0.5, 2.0, NONE, 1.0, NONE]));
         assert_close(shares(Sampler { top_p: 0.0, ..PLAIN }, &[]), [0.0, 1.0, 0.0, 0.0, 0.0]);
     }
@@ -295,7 +297,7 @@ mod tests {
         for i in 1..200_000 {
             let x = -25.0 * i as f32 / 200_000.0;
             let (found, exact) = (weight(x) as f64 * unit, libm::exp(f64::from(x)));
-            // A rounding of f32 and one of the unit.
+            // One rounding of f32 and one of the unit.
             assert!((found - exact).abs() <= exact * 1.3e-7 + unit, "{x}: {found} against {exact}");
         }
         for x in [-25.1, f32::MIN, f32::NEG_INFINITY, f32::NAN] {
@@ -313,7 +315,7 @@ mod tests {
             let top_k = if trial % 3 == 0 { 0 } else { 1 + random.below(10_000 * trial + 1, 400) as u32 };
             let top_p = if trial % 2 == 0 { 1.0 } else { draw(2) as f32 };
             let sampler = Sampler { temperature: 0.2 + 3.0 * draw(3) as f32, top_k, top_p, ..PLAIN };
-            // Some are equal.
+            // Some logits are equal.
             let logits: [f32; 3000] = core::array::from_fn(|i| (40.0 * draw(10 + i as u64)) as i32 as f32 * 0.25);
             let found = sampler.draw(&logits[..count], &mut [0; 3000], &random, trial).unwrap();
             for room in [2, 300] {
@@ -342,7 +344,7 @@ mod tests {
                 below += exact(id);
                 below > target
             });
-            // Where rounding may decide, the next one is right as well.
+            // Where rounding may decide, the next token is correct as well.
             let off = [below - target, below - exact(expected.unwrap()) - target].map(|x| x.abs() / total);
             if off[0].min(off[1]) < 1e-5 || top_p < 1.0 && total - limit < 1e-5 * total {
                 near += 1;
@@ -403,7 +405,7 @@ mod tests {
             {
                 assert_eq!(sampler.sample(&mut logits.clone(), &mut [0; 3], &[], &random, 0), None, "{logits:?}");
             }
-            // Ids that are ruled out are no damage.
+            // Ids with a logit of minus infinity are excluded, which is no error.
             let ruled_out = [f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY];
             assert_eq!(sampler.sample(&mut ruled_out.clone(), &mut [0; 3], &[], &random, 0), Some(1));
             assert_eq!(sampler.sample(&mut [], &mut [], &[], &random, 0), None);

@@ -1,13 +1,13 @@
-//! CRC-32 (ISO 3309; Peterson and Brown 1961), as of Ethernet, zip and most chips' own units.
+//! CRC-32 (ISO 3309; Peterson and Brown 1961), as used by Ethernet, zip and the CRC units of most chips.
 //!
-//! It finds every single flipped bit, every burst of up to 32 bits and, within 11 KiB, any three flipped bits, for one
-//! look-up, one shift and two exclusive ors a byte. A 64-bit FNV needs a multiplication of 64 bits a byte, which a
-//! Cortex-M makes of three, and promises nothing for bursts.
+//! It detects every single flipped bit, every burst of up to 32 bits and, within 11 KiB, any three flipped bits, for
+//! one look-up, one shift and two exclusive ors for each byte. A 64-bit FNV needs a 64-bit multiplication for each
+//! byte, which takes three multiplications on a Cortex-M, and guarantees nothing for bursts.
 
 /// The polynomial, its lowest power in the highest bit.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// What each byte makes of an empty remainder.
+/// The remainder of each single byte.
 static TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn it_is_the_published_checksum() {
-        // The check value of the catalogue of parametrised CRCs; a message of nothing; a known pangram.
+        // The check value in the catalogue of parametrised CRCs; an empty message; a known pangram.
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
         assert_eq!(crc32(b""), 0);
         assert_eq!(crc32(b"The quick brown fox jumps over the lazy dog"), 0x414f_a339);

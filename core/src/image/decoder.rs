@@ -1,4 +1,4 @@
-//! A model that speaks from an image, a token at a time.
+//! Decodes tokens with the model of an image.
 
 use core::fmt;
 
@@ -9,30 +9,30 @@ use crate::memory::{Arena, ArenaError, Entry, Layout, LayoutError, Region};
 /// Why a token could not be decoded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DecodeError {
-    /// A context of no position, or of more than the model has.
+    /// A context of no positions, or of more than the model has.
     Context {
-        /// What was asked for.
+        /// The requested positions.
         asked: u32,
-        /// The model's.
+        /// The positions of the model.
         most: u32,
     },
-    /// The regions make no memory.
+    /// The regions cannot be laid.
     Layout(LayoutError),
     /// The storage is too small.
     Storage {
         /// Its bytes.
         found: u64,
-        /// Those that are needed.
+        /// The bytes that are needed.
         needed: u64,
     },
     /// An id that the model does not have.
     Id {
         /// The id.
         id: u32,
-        /// Ids of the model.
+        /// The number of the model's ids.
         ids: u32,
     },
-    /// Every position of the context is taken.
+    /// Every position of the context is used.
     Full(u32),
     /// An operation failed.
     Operation(OperationError),
@@ -69,7 +69,7 @@ impl From<ArenaError> for DecodeError {
 
 /// A device whose operands lie in an arena.
 pub trait OnArena<'a>: Device {
-    /// The arena.
+    /// The operands' arena.
     fn arena(&mut self) -> &mut Arena<'a>;
 }
 
@@ -79,7 +79,7 @@ impl<'a> OnArena<'a> for crate::device::Reference<'a> {
     }
 }
 
-/// Where the model of an image lies, and how far it has read.
+/// The regions of an image's model, and the number of tokens that it has read.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder<M: Described = Description> {
     description: M,
@@ -91,9 +91,10 @@ pub struct Decoder<M: Described = Description> {
 }
 
 impl<M: Described> Decoder<M> {
-    /// A decoder of up to `context` tokens of the image's model, two and a half kilobytes of places. Whether the context is one is
-    /// found when it is asked for its bytes or its arena, so that what is returned is not moved through a result.
-    // What it needs of the stack is not its caller's for longer.
+    /// A decoder for up to `context` tokens of the image's model, with two and a half kilobytes of regions. The context
+    /// is checked only when the decoder's bytes or arena are requested, so that the decoder is not moved through a
+    /// `Result`.
+    // Not inlined, so that its stack frame is not part of the caller's.
     #[inline(never)]
     pub fn new(image: &ImageOf<'_, M>, context: u32) -> Decoder<M> {
         let description = *image.description();
@@ -121,11 +122,11 @@ impl<M: Described> Decoder<M> {
         }
     }
 
-    /// The arena of this decoder, over `storage` and the image that it was made of. What is in the storage does not
-    /// matter.
+    /// The arena of this decoder, over `storage` and the image that the decoder was made from. The storage's previous
+    /// content does not matter.
     ///
     /// # Errors
-    /// Those of [`Decoder::bytes`]; [`DecodeError::Storage`] for storage that is too small.
+    /// The errors of [`Decoder::bytes`]; [`DecodeError::Storage`] for storage that is too small.
     pub fn arena<'a>(&self, storage: &'a mut [u64], image: &ImageOf<'a, M>) -> Result<Arena<'a>, DecodeError> {
         let (found, needed) = (storage.len() as u64 * 8, self.bytes()?);
         if found < needed {
@@ -144,15 +145,15 @@ impl<M: Described> Decoder<M> {
         self.context - self.position
     }
 
-    /// Forgets everything read.
+    /// Forgets all tokens.
     pub fn clear(&mut self) {
         self.position = 0;
     }
 
-    /// Reads `id` and gives back the logits of what follows it, `[vocab_size]`, to use and to change.
+    /// Reads `id` and returns the logits of the next token, `[vocab_size]`, which the caller may change.
     ///
     /// # Errors
-    /// [`DecodeError::Id`], [`DecodeError::Full`]; what the device could not do.
+    /// [`DecodeError::Id`], [`DecodeError::Full`]; an error of the device.
     pub fn feed<'d, 'a: 'd, D: OnArena<'a>>(
         &mut self,
         device: &'d mut D,

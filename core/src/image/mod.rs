@@ -1,7 +1,7 @@
-//! A trained model as one read-only image: in a chip's flash, or in a mapped file. It is read where it lies.
+//! A trained model as one read-only image, in a chip's flash or in a mapped file, which is used in place.
 //!
-//! Everything is of 32-bit words, the lowest byte first, and the image begins at a multiple of
-//! [`Arena::IMAGE_ALIGNMENT`] bytes:
+//! Everything consists of 32-bit little-endian words, and the image begins at a multiple of [`Arena::IMAGE_ALIGNMENT`]
+//! bytes:
 //!
 //! | words | what |
 //! | --- | --- |
@@ -15,8 +15,8 @@
 //! | | the vocabulary ([`Vocabulary`]) |
 //! | 1 | CRC-32 of everything before it |
 //!
-//! [`Image::open`] checks all of it, so that what follows cannot fail on the image's account: the checksum finds damage,
-//! and every offset, length, size and id is checked besides, since whoever makes an image can make its checksum too.
+//! [`Image::open`] checks all of it, so that later uses cannot fail because of the image: the checksum detects damage,
+//! and every offset, length, size and id is checked in addition, since a forged image can have a valid checksum.
 
 mod checksum;
 mod decoder;

@@ -1,4 +1,4 @@
-//! The frame of an image: what is checked before anything in it is used.
+//! The frame of an image, and the checks before its content is used.
 
 use core::fmt;
 
@@ -9,10 +9,10 @@ use crate::model::ModelError;
 use super::SpikingDescription;
 use super::{Described, Description, Vocabulary, crc32};
 
-/// The first eight bytes, `capful` and two that no text has, as words.
+/// The first eight bytes, `capful` and two bytes that occur in no text, as words.
 pub const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"capf"), u32::from_le_bytes(*b"ul\x1a\n")];
 
-/// The version of the format that is written and read here.
+/// The version of the format that this code writes and reads.
 pub const VERSION: u32 = 2;
 
 /// Why an image cannot be used.
@@ -20,47 +20,47 @@ pub const VERSION: u32 = 2;
 pub enum ImageError {
     /// It does not begin at a multiple of [`Arena::IMAGE_ALIGNMENT`] bytes.
     Alignment,
-    /// It does not begin with [`MAGIC`]: there is something else, or nothing.
+    /// It does not begin with [`MAGIC`]: it is no image, or empty.
     Magic,
-    /// It is of another version than [`VERSION`].
+    /// Its version is not [`VERSION`].
     Version(u32),
-    /// It was cut off.
+    /// The end is missing.
     Truncated {
         /// Bytes that are there.
         found: usize,
-        /// Bytes that it says it has.
+        /// Bytes according to its header.
         wanted: usize,
     },
-    /// Its bytes are not those that were written.
+    /// Its bytes have changed since it was written.
     Checksum,
-    /// A part lies outside, within another, or at an odd place.
+    /// A part lies outside the image, overlaps another one, or is misaligned.
     Part(&'static str),
-    /// A family of models that is not read here.
+    /// A family of models that is not supported here.
     Family(u32),
-    /// A word of the description that stands for nothing.
+    /// A word of the description without a meaning.
     Word {
-        /// What it should say.
+        /// The field of the word.
         field: &'static str,
-        /// What it is.
+        /// The word.
         word: u32,
     },
-    /// The sizes make no model.
+    /// The sizes describe no valid model.
     Model(ModelError),
-    /// The sizes make a model that no memory holds.
+    /// The sizes describe a model that is too large.
     Layout(LayoutError),
-    /// The weights are not as many bytes as the model has.
+    /// The number of weight bytes differs from the model's.
     Weights {
         /// Bytes that are there.
         found: u64,
         /// Bytes of the model.
         wanted: u64,
     },
-    /// The vocabulary's tables do not belong together, or to the model.
+    /// The vocabulary's tables do not match each other, or the model.
     Vocabulary(&'static str),
 }
 
 impl ImageError {
-    /// What is wrong, without numbers: on a chip, formatting them may take more flash than the model's operations.
+    /// A description of the error without numbers: on a chip, formatting code may take more flash than the operations.
     pub const fn reason(&self) -> &'static str {
         match self {
             ImageError::Alignment => "the image does not begin at a multiple of 16 bytes",
@@ -99,21 +99,21 @@ impl fmt::Display for ImageError {
 
 impl core::error::Error for ImageError {}
 
-/// What an image begins with.
+/// The header of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes of the whole.
+    /// Bytes of the whole image.
     pub bytes: u32,
-    /// Where description, weights and vocabulary begin, and their bytes.
+    /// Offsets and lengths in bytes of description, weights and vocabulary.
     pub parts: [[u32; 2]; 3],
 }
 
 impl Header {
-    /// Words that it takes.
+    /// The number of its words.
     pub const WORDS: usize = 16;
     const NAMES: [&'static str; 3] = ["description", "weights", "vocabulary"];
 
-    /// A header of parts of these lengths one behind the other; none beyond 32 bits.
+    /// A header for contiguous parts of these lengths; `None` beyond 32 bits.
     pub fn of(lengths: [u64; 3]) -> Option<Header> {
         let mut end = (Self::WORDS * 4) as u64;
         let mut parts = [[0; 2]; 3];
@@ -124,13 +124,13 @@ impl Header {
         Some(Header { bytes: u32::try_from(end + 4).ok()?, parts })
     }
 
-    /// As an image holds it.
+    /// The words of the header in an image.
     pub fn words(&self) -> [u32; Self::WORDS] {
         let [[a, b], [c, d], [e, f]] = self.parts;
         [MAGIC[0], MAGIC[1], VERSION, self.bytes, a, b, c, d, e, f, 0, 0, 0, 0, 0, 0]
     }
 
-    /// The header of `bytes`, as many of which as the image has are there.
+    /// Reads the header of `bytes`, and checks that all the bytes of the image are there.
     fn read(bytes: &[u8]) -> Result<Header, ImageError> {
         let short = |wanted| ImageError::Truncated { found: bytes.len(), wanted };
         let head = bytes.get(..Self::WORDS * 4).ok_or(short(Self::WORDS * 4));
@@ -153,7 +153,8 @@ impl Header {
         Ok(Header { bytes: length, parts: [[a, b], [c, d], [e, f]] })
     }
 
-    /// The parts of `whole`, which ends with the checksum: in their order, aligned, of whole words, apart.
+    /// The parts of `whole`, which ends with the checksum; they must be in order, aligned, disjoint, and of whole
+    /// words.
     fn parts<'a>(&self, whole: &'a [u8]) -> Result<[&'a [u8]; 3], ImageError> {
         let mut least = (Self::WORDS * 4) as u32;
         let mut found = [&[][..]; 3];
@@ -170,7 +171,7 @@ impl Header {
     }
 }
 
-/// An image of a model that `D` describes, checked from end to end.
+/// An image of a model with the description `D`, completely checked.
 #[derive(Debug, Clone, Copy)]
 pub struct ImageOf<'a, D> {
     description: D,
@@ -186,11 +187,11 @@ pub type Image<'a> = ImageOf<'a, Description>;
 pub type SpikingImage<'a> = ImageOf<'a, SpikingDescription>;
 
 impl<'a, D: Described> ImageOf<'a, D> {
-    /// The image that `bytes` begin with; what is behind it is not looked at. Reads every byte once, and copies none.
+    /// Opens the image at the beginning of `bytes`; later bytes are ignored. Reads every byte once, and copies none.
     ///
     /// # Errors
-    /// [`ImageError`], whatever the bytes are.
-    // What it needs of the stack is not its caller's for longer.
+    /// An [`ImageError`] for any invalid bytes.
+    // Not inlined, so that its stack frame is not part of the caller's.
     #[inline(never)]
     pub fn open(bytes: &'a [u8]) -> Result<ImageOf<'a, D>, ImageError> {
         if !bytes.as_ptr().addr().is_multiple_of(Arena::IMAGE_ALIGNMENT) {
@@ -223,7 +224,7 @@ impl<'a, D: Described> ImageOf<'a, D> {
         Ok(ImageOf { description, weights, vocabulary })
     }
 
-    /// The model, and how it is run.
+    /// The model and its settings.
     pub fn description(&self) -> &D {
         &self.description
     }
@@ -233,7 +234,7 @@ impl<'a, D: Described> ImageOf<'a, D> {
         self.weights
     }
 
-    /// Text to ids and back.
+    /// The conversion between text and ids.
     pub fn vocabulary(&self) -> &Vocabulary<'a> {
         &self.vocabulary
     }

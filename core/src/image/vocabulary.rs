@@ -1,4 +1,4 @@
-//! The vocabulary of an image: text to ids and ids to text, in the image's own bytes and scratch of the caller.
+//! The vocabulary of an image: converts text to ids and back, with the image's bytes and scratch of the caller.
 
 use core::fmt;
 
@@ -8,27 +8,26 @@ use crate::vocab::capped::CappedVocabulary;
 use crate::vocab::pieces::Cut;
 use crate::vocab::{BOS, BYTES, EOS, SPECIALS, UNK};
 
-/// What a vocabulary begins with, in an image: eight words. Behind it lie its tables, in the order of the fields, and
-/// its text, zeros to a whole word behind that.
+/// The header of a vocabulary in an image: eight words. The tables follow it in the order of the fields, and then the
+/// text, padded with zeros to a whole word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VocabularyHeader {
-    /// 0 none: ids in, ids out; 1 the 256 bytes; 2 words; 3 BPE on [`Cut::Runs`]; 4 BPE on
-    /// [`Cut::Gpt2`].
+    /// 0 none: ids in, ids out; 1 the 256 bytes; 2 words; 3 BPE on [`Cut::Runs`]; 4 BPE on [`Cut::Gpt2`].
     pub kind: u32,
     /// Whether text is lower-cased first; words only.
     pub lower_case: bool,
-    /// Line ends of words, or ends of tokens from id 4 on.
+    /// The number of line ends for words, or of token ends from id 4 on.
     pub ends: u32,
-    /// Merges of BPE, three words each.
+    /// The number of BPE merges, three words each.
     pub merges: u32,
-    /// Places of the index of words or merges.
+    /// The number of slots in the index of words or merges.
     pub index: u32,
     /// Bytes of the text.
     pub text: u32,
 }
 
 impl VocabularyHeader {
-    /// Words that it takes.
+    /// The number of its words.
     pub const WORDS: usize = 8;
     /// No vocabulary.
     pub const NONE: VocabularyHeader =
@@ -36,7 +35,7 @@ impl VocabularyHeader {
     /// The 256 bytes.
     pub const BYTES: VocabularyHeader = VocabularyHeader { kind: 1, ..VocabularyHeader::NONE };
 
-    /// As an image holds it.
+    /// The words of the header in an image.
     pub fn words(&self) -> [u32; Self::WORDS] {
         [self.kind, self.lower_case.into(), self.ends, self.merges, self.index, self.text, 0, 0]
     }
@@ -45,16 +44,16 @@ impl VocabularyHeader {
 /// Why text was not encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextError {
-    /// There are more ids than places for them.
+    /// There are more ids than slots for them.
     Full {
-        /// The places.
+        /// The number of slots.
         places: usize,
     },
-    /// The scratch holds fewer nodes than this, the bytes of a piece of the text.
+    /// The scratch has fewer nodes than this, the number of bytes of a piece of the text.
     Scratch(usize),
     /// A word that is not in the vocabulary begins at this byte.
     Unknown(usize),
-    /// The image has no vocabulary: it takes ids.
+    /// The image has no vocabulary: the model works on ids.
     None,
 }
 
@@ -80,7 +79,7 @@ impl From<BpeError> for TextError {
     }
 }
 
-/// What becomes of words outside a vocabulary of words.
+/// How to treat words that are not in a vocabulary of words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unknown {
     /// `<unk>`, as in training.
@@ -89,34 +88,34 @@ pub enum Unknown {
     Refuse,
 }
 
-/// How an image's model reads and writes text.
+/// The tokenizer of an image's model.
 #[derive(Debug, Clone, Copy)]
 pub enum Tokens<'a> {
-    /// Not at all.
+    /// No tokenizer.
     None,
-    /// By the byte: four special ids, then the bytes.
+    /// One token for each byte: four special ids, then the bytes.
     Bytes,
-    /// By the word, split at white space.
+    /// One token for each word, split at white space.
     Words {
         /// The words.
         words: CappedVocabulary<'a>,
         /// Whether text is lower-cased first.
         lower_case: bool,
     },
-    /// By byte-level BPE on pieces of text.
+    /// Byte-level BPE on pieces of text.
     Pieces {
-        /// How text is cut.
+        /// How text is split into pieces.
         cut: Cut,
         /// The merges.
         encoder: Encoder<'a>,
-        /// Where the bytes of each token from id 4 on end in `text`.
+        /// The end in `text` of the bytes of each token from id 4 on.
         ends: &'a [u32],
-        /// The tokens' bytes, back to back.
+        /// The bytes of the tokens, contiguous.
         text: &'a [u8],
     },
 }
 
-/// Text to ids and back.
+/// The conversion between text and ids.
 #[derive(Debug, Clone, Copy)]
 pub struct Vocabulary<'a> {
     tokens: Tokens<'a>,
@@ -137,7 +136,7 @@ static BYTE_IDS: [u32; 256] = {
     ids
 };
 
-/// The most bytes of a word that is lower-cased; longer ones are unknown, as where vocabularies are built.
+/// The largest size in bytes of a word to lower-case; longer words are unknown, as when vocabularies are built.
 const WORD_BYTES: usize = crate::vocab::builder::WORD_BYTES;
 
 fn wrong(what: &'static str) -> ImageError {
@@ -145,7 +144,7 @@ fn wrong(what: &'static str) -> ImageError {
 }
 
 impl<'a> Vocabulary<'a> {
-    /// The vocabulary that is all of `part`, for a model of `ids` ids.
+    /// The vocabulary in `part`, all of whose bytes it takes, for a model of `ids` ids.
     ///
     /// # Errors
     /// [`ImageError::Vocabulary`].
@@ -199,28 +198,28 @@ impl<'a> Vocabulary<'a> {
         Ok(Vocabulary { tokens, size })
     }
 
-    /// How text is read.
+    /// The tokenizer.
     pub fn tokens(&self) -> &Tokens<'a> {
         &self.tokens
     }
 
-    /// Number of ids; the model may have more, of which none is to be chosen.
+    /// The number of ids; the model may have more, which must not be chosen.
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// The ids that begin and end a document, where text is known.
+    /// The ids that begin and end a document, if there is a tokenizer.
     pub fn marks(&self) -> Option<[u32; 2]> {
         (!matches!(self.tokens, Tokens::None)).then_some([BOS, EOS])
     }
 
-    /// Writes the ids of `text` to `ids` and says how many they are. `scratch` has a node for every byte of the longest
-    /// piece of text that BPE joins within; others need none.
+    /// Writes the ids of `text` to `ids` and returns their number. `scratch` needs a node for every byte of the longest
+    /// piece of text that BPE processes; other tokenizers need none.
     ///
-    /// Where text is lower-cased, Σ becomes ς behind the last letter of a run of letters and σ elsewhere.
+    /// Where text is lower-cased, Σ becomes ς after the last letter of a run of letters and σ elsewhere.
     ///
     /// # Errors
-    /// [`TextError`]; what was written is then a beginning.
+    /// [`TextError`]; the ids written until then are those of a prefix of the text.
     pub fn encode(
         &self,
         text: &str,
@@ -257,8 +256,8 @@ impl<'a> Vocabulary<'a> {
         Ok(count)
     }
 
-    /// The bytes of `id`; none of special ids, `<unk>` of a word aside, and of ids outside. Bytes of several ids can be
-    /// one character.
+    /// The bytes of `id`; `None` for special ids, except `<unk>` of a word vocabulary, and for ids out of range. The
+    /// bytes of several ids can form one character.
     pub fn bytes(&self, id: u32) -> Option<&'a [u8]> {
         let place = id.checked_sub(FIRST_BYTE).map(|place| place as usize);
         match self.tokens {
@@ -274,13 +273,13 @@ impl<'a> Vocabulary<'a> {
         }
     }
 
-    /// What stands between the texts of two ids: a space between words, else nothing.
+    /// The separator between the texts of two ids: a space between words, otherwise nothing.
     pub fn separator(&self) -> &'static [u8] {
         if matches!(self.tokens, Tokens::Words { .. }) { b" " } else { b"" }
     }
 }
 
-/// The id of `word`, lower-cased.
+/// The id of the lower-cased `word`.
 fn lower(words: &CappedVocabulary<'_>, word: &str) -> u32 {
     let mut kept = [0; WORD_BYTES];
     let mut length = 0;
@@ -289,7 +288,7 @@ fn lower(words: &CappedVocabulary<'_>, word: &str) -> u32 {
     while let Some(c) = rest.next() {
         let last = before && !rest.clone().next().is_some_and(char::is_alphabetic);
         before = c.is_alphabetic();
-        // The one letter whose small form depends on its place.
+        // Σ is the only letter whose lower case depends on its position.
         let sigma = if last { 'ς' } else { 'σ' };
         for c in c.to_lowercase().map(|small| if c == 'Σ' { sigma } else { small }) {
             let Some(place) = kept.get_mut(length..length + c.len_utf8()) else { return UNK };

@@ -1,36 +1,36 @@
-//! Two rows of codes of 8 bits as one row of 16: byte 2i is code i of the first row plus 128, byte 2i + 1 code i of the
-//! second.
+//! Two rows of 8-bit codes interleaved as one row of 16-bit halves: byte 2i is code i of the first row plus 128, byte
+//! 2i + 1 code i of the second row.
 //!
-//! Half i is then `256 · b + u`, with b of the second row and u = a + 128 of the first, so that with C = Σ x · half, U = Σ x · u
-//! and X = Σ x
+//! Half i is then `256 · b + u`, with b from the second row and u = a + 128 from the first, so that with C = Σ x ·
+//! half, U = Σ x · u and X = Σ x
 //!
 //! ```text
 //! Σ x · b = (C − U) / 256        Σ x · a = U − 128 · X
 //! ```
 //!
-//! Both factors of C and of U are halves of words as they are read, but for one mask of U's. Apart, each byte of a row would
-//! have to be widened. Modulo 2³² the first equation holds as long as |Σ x · b| < 2²³, for 520 codes; longer rows are added
-//! up in pieces.
+//! Both factors of C are halves of words as they are read, and those of U need one mask. With separate rows, each byte
+//! would have to be widened. Modulo 2³² the first equation holds as long as |Σ x · b| < 2²³, so for 520 codes; longer
+//! rows are summed in pieces.
 
-/// Codes of a row whose sum with others of 8 bits is less than 2²³.
+/// The number of codes of a row whose dot product with 8-bit codes stays below 2²³.
 pub const PIECE: usize = 512;
 
-/// Which row of a pair.
+/// The position of a row in a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The first.
+    /// The first row.
     Low,
-    /// The second.
+    /// The second row.
     High,
 }
 
 impl Side {
-    /// That of row `r` of a matrix.
+    /// The position of row `r` of a matrix.
     pub const fn of(r: usize) -> Side {
         if r.is_multiple_of(2) { Side::Low } else { Side::High }
     }
 
-    /// This row's code of those two.
+    /// This row's code in these two bytes.
     pub const fn code(self, [low, high]: [u8; 2]) -> i8 {
         match self {
             Side::Low => (low ^ 0x80) as i8,
@@ -38,7 +38,7 @@ impl Side {
         }
     }
 
-    /// Puts a row of codes, as bytes, into a pair of rows as long; the other row stays.
+    /// Writes a row of codes, as bytes, into a pair of rows of that length; the other row stays unchanged.
     pub fn put(self, codes: &[u8], pair: &mut [u8]) {
         for ([low, high], code) in pair.as_chunks_mut().0.iter_mut().zip(codes) {
             match self {
@@ -49,7 +49,7 @@ impl Side {
     }
 }
 
-/// `[Σ x · a, Σ x · b]` of the rows a and b of a pair.
+/// `[Σ x · a, Σ x · b]` for the rows a and b of a pair.
 pub fn sums(x: &[i8], pair: &[u8]) -> [i32; 2] {
     let mut sums = [0; 2];
     for (x, pair) in x.chunks(PIECE).zip(pair.chunks(2 * PIECE)) {
@@ -76,7 +76,7 @@ mod tests {
         for length in [0, 1, 2, 7, 511, 512, 513, 1030] {
             let codes = |row: u64| {
                 let code = move |i: usize| match length {
-                    // The largest of both signs alone: pieces are as long as they may be.
+                    // The largest codes of either sign only: pieces have the largest length that is valid.
                     511.. if row < 2 => [-127, 127][row as usize],
                     _ => random.bits(2048 * row + i as u64) as i8,
                 };

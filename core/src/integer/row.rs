@@ -1,4 +1,4 @@
-//! A row of a weight in integers: its product with activations, and its numbers.
+//! A row of a weight in integers: its dot product with activations, and its dequantised numbers.
 
 use super::Integer;
 use super::pair::Side;
@@ -7,21 +7,21 @@ use crate::float16;
 /// A row of a weight in integers.
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
-    /// What the codes are.
+    /// The type of the codes.
     pub integer: Integer,
-    /// The codes, as bytes; those of two rows where it is one of a pair.
+    /// The codes, as bytes; of two rows if the row is in a pair.
     pub codes: &'a [u8],
-    /// Which of a pair it is.
+    /// Its position in the pair, if it is in one.
     pub side: Option<Side>,
-    /// A scale a group, as bits of half precision.
+    /// The scale of each group, as bits of half precision.
     pub scales: &'a [u16],
-    /// Inputs of a scale.
+    /// The number of inputs that share a scale.
     pub group: usize,
 }
 
 impl Row<'_> {
-    /// Code `i`; 0 behind the last one.
-    // Small on a chip: what is read often is read otherwise.
+    /// Code `i`; 0 after the last one.
+    // Small on a chip: frequent accesses use other functions.
     #[inline(never)]
     pub fn code(&self, i: usize) -> i8 {
         match (self.integer, self.side) {
@@ -33,7 +33,7 @@ impl Row<'_> {
 
     /// `Σ over the groups g, in their order, of (Σ codes · x) · (scale_g · x_scale)`: the sum within a group is an i32 and
     /// exact, everything else f32.
-    // A chip's last resort.
+    // On a chip, the fallback only.
     #[inline(never)]
     pub fn dot(&self, x: &[i8], x_scale: f32) -> f32 {
         let group = self.group.max(2);
@@ -45,7 +45,7 @@ impl Row<'_> {
         y
     }
 
-    /// The numbers that the codes stand for, each shown with its column: `code · scale`, which f32 holds exactly.
+    /// Calls `visit` with each dequantised number and its column: `code · scale`, which is exact in f32.
     pub fn decoded(&self, columns: usize, mut visit: impl FnMut(usize, f32)) {
         let group = self.group.max(2);
         for (g, scale) in self.scales.iter().enumerate() {
@@ -57,14 +57,14 @@ impl Row<'_> {
     }
 }
 
-/// Code `i` of a row of two a byte, the even one in the lower half; 0 behind the last one.
+/// Code `i` of a row with two codes in a byte, the even one in the lower half; 0 after the last one.
 fn nibble(codes: &[u8], i: usize) -> i32 {
     let Some(&byte) = codes.get(i / 2) else { return 0 };
-    // The arithmetic shift brings the sign down.
+    // The arithmetic shift extends the sign.
     (if i.is_multiple_of(2) { (byte << 4) as i8 >> 4 } else { byte as i8 >> 4 }) as i32
 }
 
-/// `Σ x · code` of codes of two a byte.
+/// `Σ x · code` for two codes in each byte.
 pub fn dot4(x: &[i8], codes: &[u8]) -> i32 {
     let (pairs, rest) = x.as_chunks::<2>();
     let mut sum = 0;

@@ -1,6 +1,6 @@
-//! Products of rows of codes: the parts of a product of integers for which a chip may have instructions of its own. Sums of
-//! codes are exact in any order, and the scales' steps are given, so that whoever makes them, the product has the same
-//! bits.
+//! Dot products of rows of codes: the parts of an integer matrix multiplication for which a chip may have instructions
+//! of its own. Sums of codes are exact in any order, and the steps with scales are prescribed, so every implementation
+//! computes the same bits.
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
@@ -10,19 +10,19 @@ use super::pair;
 use super::row::dot4;
 use crate::float16;
 
-/// Makes the products.
+/// Computes dot products.
 pub trait Sums {
-    /// `products[r] = 0 + (Σ x · row r) · (scale r · x_scale)`, each step rounded by itself, of rows as long as `x` in pairs (see
-    /// [`super::pair`]), a scale each: at most [`super::Integer::LONGEST`] codes. The products are of even number, and all
-    /// of `pairs` and `scales` that they need is there.
+    /// `products[r] = 0 + (Σ x · row r) · (scale r · x_scale)`, with each step rounded by itself, for rows as long as
+    /// `x` that are in pairs (see [`super::pair`]), with one scale each: at most [`super::Integer::LONGEST`] codes. The
+    /// number of products is even, and `pairs` and `scales` are long enough for them.
     fn pairs(x: &[i8], x_scale: f32, pairs: &[u8], scales: &[u16], products: &mut [f32]);
 
-    /// `sums[r] = Σ x · row r`, of rows of two codes a byte as long as `x`. Row r begins at byte `r · stride` of `rows`, all of
-    /// which are there.
+    /// `sums[r] = Σ x · row r`, for rows as long as `x` with two codes in each byte. Row r begins at byte `r · stride`
+    /// of `rows`, which is long enough.
     fn nibbles(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]);
 
-    /// `products[r] += sums[r] · (scale r · x_scale)`, each rounded by itself. Scale r is `scales[r · stride]`, as bits of half
-    /// precision; all are there.
+    /// `products[r] += sums[r] · (scale r · x_scale)`, each step rounded by itself. Scale r is `scales[r · stride]`, as
+    /// bits of half precision; `scales` is long enough.
     fn weigh(sums: &[i32], scales: &[u16], stride: usize, x_scale: f32, products: &mut [f32]) {
         for ((y, sum), scale) in products.iter_mut().zip(sums).zip(scales.iter().step_by(stride.max(1))) {
             *y += *sum as f32 * (float16::decode(*scale) * x_scale);
@@ -30,7 +30,7 @@ pub trait Sums {
     }
 }
 
-/// In plain code, which every machine has.
+/// Plain code, for every machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Portable;
 
@@ -69,11 +69,12 @@ impl Sums for Portable {
     }
 }
 
-/// Codes of x that are made halves of words at once: as many as C and U have room for, and a small stack.
+/// The number of codes of x that are widened to halves of words at once: limited by the range of C and U, and by a
+/// small stack.
 const WIDE: usize = 256;
 
-/// Puts the codes of `x` as halves into `words` and gives 128 · their sum; nothing of an odd number of them, or of more than
-/// [`WIDE`].
+/// Writes the codes of `x` as halves to `words` and returns 128 · their sum; `None` for an odd number of them, or for
+/// more than [`WIDE`].
 fn widen(x: &[i8], words: &mut Vec<u32, { WIDE / 2 }>) -> Option<i32> {
     let (pairs, []) = x.as_chunks::<2>() else { return None };
     let mut sum = 0;
@@ -85,10 +86,10 @@ fn widen(x: &[i8], words: &mut Vec<u32, { WIDE / 2 }>) -> Option<i32> {
     Some(128 * sum)
 }
 
-// A function by itself has a small core's registers to itself.
+// A separate function, so that a small core's registers are all free for it.
 
-/// U of a pair in the lower half and (C − U) / 256 in the upper, which are two registers: see [`super::pair`]. The `mask` of
-/// U's halves is one that the compiler does not know, or it would take them apart byte by byte.
+/// U of a pair in the lower half and (C − U) / 256 in the upper, which are two registers: see [`super::pair`]. The
+/// `mask` of U's halves must be unknown to the compiler, which would otherwise split the words into bytes.
 #[inline(never)]
 fn of_pair(mask: u32, x: &[u32], halves: &[u32]) -> u64 {
     let [mut c, mut u] = [0i32; 2];
@@ -100,7 +101,7 @@ fn of_pair(mask: u32, x: &[u32], halves: &[u32]) -> u64 {
         let low = halves & mask;
         u = u.wrapping_add(product(*x, low));
         u = u.wrapping_add(product(x >> 16, low >> 16));
-        // One word behind the other: there are not registers enough for all that could be read before.
+        // One word after the other: there are too few registers to read more words in advance.
         compiler_fence(Ordering::SeqCst);
     }
     u64::from(u as u32) | u64::from((c.wrapping_sub(u) >> 8) as u32) << 32
@@ -114,7 +115,7 @@ fn two_of_nibbles(x: &[i8], a: &[u8], b: &[u8]) -> [i32; 2] {
     let mut sums = [0; 2];
     let mut add = |x: [i8; 2], bytes: [u8; 2]| {
         for (sum, byte) in sums.iter_mut().zip(bytes) {
-            // The arithmetic shifts bring the signs down.
+            // The arithmetic shifts extend the signs.
             *sum += i32::from(x[0]) * i32::from((byte << 4) as i8 >> 4) + i32::from(x[1]) * i32::from(byte as i8 >> 4);
         }
     };
@@ -142,7 +143,7 @@ mod tests {
         let all: [u8; 1024] = core::array::from_fn(|i| random.bits(i as u64) as u8);
         for length in 0..70 {
             let (x, bytes) = (bytemuck::cast_slice(&all[..length]), length.div_ceil(2));
-            // The last row is all that is there of the rest.
+            // The slice ends with the last row.
             let rows = &all[100..400 + bytes];
             let (mut found, mut expected) = ([0; 4], [0; 4]);
             Portable::nibbles(x, rows, 100, &mut found);

@@ -5,7 +5,7 @@ use bytemuck::{AnyBitPattern, Pod};
 use super::region::{Dtype, Region, Space};
 use crate::compressed::{Block, Code};
 
-/// Storage for the regions of a plan: words to read and write, and a read-only image beside them.
+/// Storage for the regions of a plan: words that can be read and written, and a separate read-only image.
 #[derive(Debug)]
 pub struct Arena<'a> {
     storage: &'a mut [u64],
@@ -21,11 +21,11 @@ pub enum ArenaError {
     Overlap,
     /// The region does not begin at a multiple of its elements' size.
     Misaligned(Region),
-    /// The region's elements are of another type than the operation computes with.
+    /// The region's element type is not the type that the operation computes with.
     Type {
         /// The region.
         region: Region,
-        /// What was wanted.
+        /// The element type that the operation expects.
         wanted: &'static str,
     },
     /// The region is to be written and lies in the image.
@@ -34,7 +34,7 @@ pub enum ArenaError {
     NoImage(Region),
     /// An image that does not begin at a multiple of [`Arena::IMAGE_ALIGNMENT`] bytes.
     Image,
-    /// A region's elements are not as many as they have names.
+    /// The number of elements of a region differs from the number of names to give them.
     Length {
         /// How many there are.
         found: u64,
@@ -68,7 +68,7 @@ impl core::fmt::Display for ArenaError {
 
 impl core::error::Error for ArenaError {}
 
-/// One region, carved. No region at all is empty as any type.
+/// One carved region. A view without a region is empty and can be read as any type.
 #[derive(Debug)]
 pub struct View<'a> {
     region: Option<Region>,
@@ -79,7 +79,7 @@ pub struct View<'a> {
 enum Storage<'a> {
     Arena(&'a mut [u8]),
     Image(&'a [u8]),
-    /// Bytes of the arena that are not lent yet; in no view that is given away.
+    /// Bytes of the arena that have not been borrowed yet. No returned view has this variant.
     Waiting {
         start: usize,
         bytes: usize,
@@ -87,7 +87,7 @@ enum Storage<'a> {
 }
 
 impl Storage<'_> {
-    /// No bytes, where words may begin, so that they can be seen as any type.
+    /// An empty slice with the alignment of words, so that it can be cast to any element type.
     fn nothing() -> Self {
         Storage::Arena(bytemuck::cast_slice_mut::<u64, u8>(&mut []))
     }
@@ -96,7 +96,8 @@ impl Storage<'_> {
 /// Regions of f32: to read, and to write.
 pub type Slices<'a, const R: usize, const W: usize> = ([&'a [f32]; R], [&'a mut [f32]; W]);
 
-// Regions are carved on whole elements, so these do not fail. A failure is a value all the same: no panic is linked.
+// Regions are carved on whole elements, so these casts do not fail. A failure is returned as an error all the same, so
+// that no panic is linked.
 fn cast<T: AnyBitPattern>(region: Option<Region>, bytes: &[u8]) -> Result<&[T], ArenaError> {
     bytemuck::try_cast_slice(bytes).map_err(|_| region.map_or(ArenaError::Image, ArenaError::Misaligned))
 }
@@ -106,7 +107,7 @@ fn cast_mut<T: Pod>(region: Option<Region>, bytes: &mut [u8]) -> Result<&mut [T]
 }
 
 impl<'a> View<'a> {
-    /// As [`View::f32`], for as long as the arena is lent.
+    /// As [`View::f32`], for the arena's whole borrow.
     fn into_f32(self) -> Result<&'a [f32], ArenaError> {
         self.expect(|dtype| dtype == Dtype::F32, "f32")?;
         match self.storage {
@@ -116,7 +117,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// As [`View::f32_mut`], for as long as the arena is lent.
+    /// As [`View::f32_mut`], for the arena's whole borrow.
     fn into_f32_mut(self) -> Result<&'a mut [f32], ArenaError> {
         self.expect(|dtype| dtype == Dtype::F32, "f32")?;
         match (self.storage, self.region) {
@@ -200,7 +201,7 @@ impl<'a> View<'a> {
         cast_mut(self.region, self.bytes_mut()?)
     }
 
-    /// The elements as what bf16 lack.
+    /// The elements as the remainders of bf16 numbers: see [`crate::remainder`].
     ///
     /// # Errors
     /// As [`View::f32`].
@@ -209,7 +210,7 @@ impl<'a> View<'a> {
         cast(self.region, self.bytes())
     }
 
-    /// The elements as what bf16 lack, to write.
+    /// The elements as the remainders of bf16 numbers, to write: see [`crate::remainder`].
     ///
     /// # Errors
     /// As [`View::f32_mut`].
@@ -218,7 +219,7 @@ impl<'a> View<'a> {
         cast_mut(self.region, self.bytes_mut()?)
     }
 
-    /// The elements as the upper halves of what bf16 lack, to write.
+    /// The elements as the upper halves of the remainders of bf16 numbers, to write.
     ///
     /// # Errors
     /// As [`View::f32_mut`].
@@ -227,7 +228,7 @@ impl<'a> View<'a> {
         cast_mut(self.region, self.bytes_mut()?)
     }
 
-    /// What its blocks of codes mean, and the blocks; nothing where the elements are f32.
+    /// The meaning of the region's 8-bit codes, and its blocks; `None` where the elements are f32.
     ///
     /// # Errors
     /// As [`View::f32`].
@@ -236,7 +237,7 @@ impl<'a> View<'a> {
         Ok(Some((code, cast(self.region, self.bytes())?)))
     }
 
-    /// What its blocks of codes mean, and the blocks, to write; nothing where the elements are f32.
+    /// The meaning of the region's 8-bit codes, and its blocks to write; `None` where the elements are f32.
     ///
     /// # Errors
     /// As [`View::f32_mut`].
@@ -309,6 +310,35 @@ impl<'a> View<'a> {
     }
 }
 
+/// Carves regions of an arena, each into a view of the name before it: [`Arena::views`] with every name next to its region.
+/// A name may be `mut`; a region is an `Option`.
+///
+/// ```
+/// use capful_core::memory::{Arena, ArenaError, Dtype, Region, Space};
+/// use capful_core::views;
+///
+/// fn double(arena: &mut Arena<'_>, from: Region, to: Region) -> Result<(), ArenaError> {
+///     views!(arena;
+///         from = Some(from),
+///         mut to = Some(to),
+///     );
+///     for (to, from) in to.f32_mut()?.iter_mut().zip(from.f32()?) {
+///         *to = 2.0 * from;
+///     }
+///     Ok(())
+/// }
+/// let region = |offset| Region { space: Space::Arena, dtype: Dtype::F32, offset, shape: [1, 1, 1, 2] };
+/// let mut storage = [0x4040_0000_3f80_0000, 0];
+/// double(&mut Arena::new(&mut storage), region(0), region(8)).unwrap();
+/// assert_eq!(storage[1], 0x40c0_0000_4000_0000);
+/// ```
+#[macro_export]
+macro_rules! views {
+    ($arena:expr; $($name:pat_param = $region:expr),+ $(,)?) => {
+        let [$($name),+] = $arena.views([$($region),+])?;
+    };
+}
+
 impl<'a> Arena<'a> {
     /// An image begins at a multiple of this many bytes, so that vectors of its elements are aligned.
     pub const IMAGE_ALIGNMENT: usize = 16;
@@ -336,10 +366,10 @@ impl<'a> Arena<'a> {
     ///
     /// # Errors
     /// [`ArenaError::OutOfBounds`] for a region that ends beyond its storage, [`ArenaError::Misaligned`] for one that
-    /// begins within an element, [`ArenaError::Overlap`] when two of them share bytes of the arena (a region that is
-    /// read twice is asked for once).
+    /// begins within an element, [`ArenaError::Overlap`] when two of them share bytes of the arena (request a region
+    /// that is read twice only once).
     pub fn views<const N: usize>(&mut self, regions: [Option<Region>; N]) -> Result<[View<'_>; N], ArenaError> {
-        // In the place that they are given back in: on a small core, moving them takes as long as finding them.
+        // Built in the array that is returned: on a small core, moving the views takes as long as finding them.
         let mut views = Ok(regions.map(|region| View { region, storage: Storage::nothing() }));
         if let Ok(places) = &mut views
             && let Err(error) = self.carve(places)
@@ -349,11 +379,11 @@ impl<'a> Arena<'a> {
         views
     }
 
-    /// Gives every view of a region its bytes. One function for any number of them: a chip has the code once.
+    /// Gives every view of a region its bytes. One function serves any number of views, so a chip holds its code once.
     #[inline(never)]
     fn carve<'v>(&'v mut self, views: &mut [View<'v>]) -> Result<(), ArenaError> {
         let image = self.image;
-        // Places behind the last region are looked at once.
+        // Skip the empty views at the end all at once.
         let mut views = views;
         while let [used @ .., View { region: None, .. }] = views {
             views = used;
@@ -367,7 +397,7 @@ impl<'a> Arena<'a> {
                 Space::Arena | Space::Shared => Storage::Waiting { start: range.start, bytes: range.len() },
             };
         }
-        // From the storage's beginning to its end, each time the first region that still waits.
+        // Walks the storage from its beginning to its end, each time to the first region that still waits.
         let (mut rest, mut before): (&mut [u8], _) = (bytemuck::cast_slice_mut(self.storage), 0);
         let start = |view: &View<'_>| match view.storage {
             Storage::Waiting { start, bytes } => Some((start, bytes)),
@@ -407,20 +437,21 @@ impl<'a> Arena<'a> {
         Ok((read, write))
     }
 
-    /// The bytes of `region` within its storage: there, and whole elements.
+    /// The byte range of `region` within its storage, after checks of its bounds and its alignment.
     fn range(&self, region: Region) -> Result<core::ops::Range<usize>, ArenaError> {
         let limit = match region.space {
             Space::Arena => self.bytes(),
             Space::Image if self.image.is_empty() => return Err(ArenaError::NoImage(region)),
             Space::Image => self.image.len() as u64,
-            // Only this rank's share of it lies in the arena, under another offset.
+            // Only this rank's share of a shared region lies in the arena, under another offset.
             Space::Shared => return Err(ArenaError::OutOfBounds(region)),
         };
         let end = region.end();
         if end > limit {
             return Err(ArenaError::OutOfBounds(region));
         }
-        // Storage is of words, and an image is aligned as well. Sizes are powers of two, and a chip divides slowly.
+        // The storage consists of words, and an image is aligned as well. Element sizes are powers of two, so a mask
+        // replaces the division, which is slow on a chip.
         if region.offset & (region.dtype.size() - 1) != 0 {
             return Err(ArenaError::Misaligned(region));
         }
@@ -473,7 +504,7 @@ mod tests {
         let mut arena = Arena::new(&mut storage);
         assert_eq!(arena.views([Some(region(0, 3)), Some(region(8, 2))]).unwrap_err(), ArenaError::Overlap);
         assert_eq!(arena.views([Some(region(4, 8))]).unwrap_err(), ArenaError::OutOfBounds(region(4, 8)));
-        // An end beyond 64 bits is beyond the storage too.
+        // An end beyond 64 bits is also beyond the storage.
         let absurd = Region { shape: [u32::MAX; 4], ..region(8, 1) };
         assert_eq!(arena.views([Some(absurd)]).unwrap_err(), ArenaError::OutOfBounds(absurd));
         assert_eq!(arena.f32(absurd).unwrap_err(), ArenaError::OutOfBounds(absurd));
@@ -508,7 +539,7 @@ mod tests {
         let [mut view] = arena.views([Some(r)]).unwrap();
         assert_eq!(view.u32().unwrap(), [0x0706_0504]);
         assert_eq!(view.u32_mut().unwrap_err(), ArenaError::ReadOnly(r));
-        // Mapped at an odd address, or not at all.
+        // An image at an odd address, or no image at all.
         assert_eq!(Arena::with_image(&mut [], &image[1..]).unwrap_err(), ArenaError::Image);
         assert_eq!(Arena::new(&mut []).views([Some(r)]).unwrap_err(), ArenaError::NoImage(r));
     }

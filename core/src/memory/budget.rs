@@ -7,17 +7,17 @@ pub struct Budget {
     pub bytes: u64,
 }
 
-/// What does not fit.
+/// The error of a plan that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Excess {
-    /// Bytes asked for: the arena and what lies outside it.
+    /// Bytes that the plan needs: the arena and the memory outside it.
     pub needed: u64,
     /// Bytes that the budget allows.
     pub allowed: u64,
 }
 
 impl Budget {
-    /// Whether an arena of `arena` bytes and `outside` bytes beside it fit.
+    /// Whether an arena of `arena` bytes fits together with `outside` bytes that lie outside it.
     ///
     /// # Errors
     /// [`Excess`] with both figures when they do not; a sum beyond 64 bits does not fit either.

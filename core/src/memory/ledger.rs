@@ -7,11 +7,11 @@ use crate::wiring::Wiring;
 /// What a region is for. Decides its type, whether it is saved, and how it is initialised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// A parameter as the products read it.
+    /// A parameter in the type that the matrix multiplications read.
     Weight,
-    /// What the codes of a weight in integers are multiplied with.
+    /// The scales of a weight in integers: the factors of its codes.
     Scale,
-    /// The f32 of a parameter that is kept in bf16: what that lacks of it.
+    /// The part of an f32 master that its bf16 weight lacks.
     Master,
     /// The gradient of a parameter.
     Gradient,
@@ -19,15 +19,15 @@ pub enum Role {
     Moment,
     /// The average of a parameter over steps.
     Average,
-    /// What else a step leaves for the next one, and a checkpoint for the run that goes on.
+    /// Other state that a step leaves for the next step, and that a checkpoint saves for a resumed run.
     State,
-    /// A table made once at start-up and only read afterwards.
+    /// A table that is computed once at start-up and only read afterwards.
     Constant,
     /// Values written before a step or read after it.
     Control,
     /// Tokens and targets of a batch.
     Batch,
-    /// Activations kept from the forward pass for the backward pass.
+    /// Activations saved by the forward pass for the backward pass.
     Saved,
     /// Scratch that no later operation relies on.
     Work,
@@ -58,16 +58,16 @@ impl Role {
 pub enum WiringPart {
     /// [rows, fan-in]: the sources of each row.
     Sources,
-    /// `[sources + 1]`: where each source's synapses begin among those by source.
+    /// `[sources + 1]`: where the synapses of each source begin in [`WiringPart::Synapses`].
     Starts,
-    /// [rows, fan-in]: synapses, row · fan-in + place, by source and then rising.
+    /// [rows, fan-in]: synapses as row · fan-in + slot, ordered by source, then ascending.
     Synapses,
 }
 
 /// How a region's first values are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
-    /// All zero: what fresh storage holds.
+    /// All zero, as in fresh storage.
     Zero,
     /// All one.
     One,
@@ -81,28 +81,29 @@ pub enum Init {
     Rotary {
         /// The base of the geometric sequence of wavelengths.
         base: f32,
-        /// How the wavelengths are stretched.
+        /// How the wavelengths are stretched for longer contexts.
         scaling: RotaryScaling,
     },
-    /// A table of u32 of a sparse wiring, whatever the seed.
+    /// A u32 table of a sparse wiring. It does not depend on the run's seed.
     Wiring {
-        /// Who reads whom.
+        /// The rule that draws each row's sources.
         wiring: Wiring,
-        /// Which table.
+        /// The table to make.
         part: WiringPart,
-        /// Its rows.
+        /// Rows of the wiring.
         neurons: u32,
-        /// Sources of a row.
+        /// Sources of each row.
         fan_in: u32,
     },
 }
 
-/// What is asked of the ledger: a name and a shape, before it has a place.
+/// A request to the ledger: a region's name, type and shape, before it has an offset.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Slot {
-    /// Put before the name in files: empty for weights, `first_moment.` and the like for what belongs to them.
+    /// A prefix of the name in files: empty for weights, `first_moment.` and the like for state that belongs to a
+    /// weight.
     pub prefix: &'static str,
-    /// The name; a `*` in it stands for the layer's number, `{a,b}` for the words of its tensors.
+    /// The name; a `*` in it stands for the layer's number, `{a,b}` for the words that name its tensors.
     pub name: &'static str,
     /// What the region is for.
     pub role: Role,
@@ -110,23 +111,23 @@ pub struct Slot {
     pub dtype: Dtype,
     /// Row-major shape of one layer's region.
     pub shape: [u32; 4],
-    /// How many such regions are laid one after the other.
+    /// The number of such regions, laid one after the other.
     pub layers: u32,
     /// How the first values are made.
     pub init: Init,
-    /// Rows of each tensor that the region is in files, one below the other, one a word of the name's braces; of a
-    /// vector its elements. What is behind them is padding: it stays zero and is in no file. All 0 where the region is one
-    /// whole tensor.
+    /// Where the region is several tensors in files: the rows of each tensor (of a vector, the elements), one below the
+    /// other, one for each word in the name's braces. The rows after the last part are padding: they stay zero and are
+    /// in no file. All 0 where the region is one whole tensor.
     pub parts: [u32; 3],
 }
 
 impl Slot {
-    /// A slot without prefix, of one layer, that begins as zeros.
+    /// A slot without a prefix, of one layer, initialised with zeros.
     pub const fn new(name: &'static str, role: Role, dtype: Dtype, shape: [u32; 4]) -> Slot {
         Slot { prefix: "", name, role, dtype, shape, layers: 1, init: Init::Zero, parts: [0; 3] }
     }
 
-    /// The same slot, once a layer.
+    /// The same slot, once for each of `layers` layers.
     pub const fn layers(self, layers: u32) -> Slot {
         Slot { layers, ..self }
     }
@@ -137,7 +138,7 @@ impl Slot {
         a == 1 && b == 1 && c == 1
     }
 
-    /// Elements of a layer's region that belong to a tensor: padded rows left out.
+    /// Elements of a layer's region that belong to a tensor, without padded rows.
     pub const fn elements(&self) -> u64 {
         let ([a, b, c, columns], [p, q, r]) = (self.shape, self.parts);
         let parts = p as u64 + q as u64 + r as u64;
@@ -148,7 +149,7 @@ impl Slot {
         }
     }
 
-    /// Bytes of those.
+    /// Bytes of the elements that belong to a tensor.
     const fn bytes(&self) -> u64 {
         let ([a, b, c, columns], [p, q, r]) = (self.shape, self.parts);
         if self.dtype.is_coded() {
@@ -162,49 +163,49 @@ impl Slot {
     }
 }
 
-/// A slot that has its place.
+/// A slot together with its place in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
-    /// What was asked for.
+    /// The request.
     pub slot: Slot,
-    /// Where it lies.
+    /// The offset of its region.
     pub place: Stacked,
-    /// Bytes of the elements, over all layers that have some of their own.
+    /// Bytes of the elements, summed over the layers that have a region of their own.
     pub bytes: u64,
-    /// Bytes that alignment and padded rows add, over the same.
+    /// Bytes added by alignment and padded rows, summed over the same layers.
     pub padding: u64,
-    /// Of what it is this rank's share, if it is one.
+    /// The part of the shared table that this region holds, if the region is a rank's share of one.
     pub window: Option<Window>,
-    /// Whether another region has its bytes too, and they are counted there.
+    /// Whether these bytes also belong to another region, whose entry counts them.
     pub overlay: bool,
 }
 
-/// What a rank's share of a table is a window on, in [`Space::Shared`].
+/// The part of a table in [`Space::Shared`] that a rank's share holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// The first layer's first byte, and the one after its last.
+    /// The first byte of the first layer, and the byte after its last one.
     pub of: [u64; 2],
-    /// Bytes from a layer's first to the next one's.
+    /// Bytes from the first byte of a layer to that of the next layer.
     pub stride: u64,
-    /// How many layers it has: no more than there is room for.
+    /// The number of layers in the window, at most the number that the region has room for.
     pub layers: u32,
 }
 
-/// Where a part of a table lies that [`Ledger::table`] made room for.
+/// The place of a part of a table that [`Ledger::table`] has reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// The space of the table.
     pub space: Space,
-    /// The first layer's first byte.
+    /// The first byte of the first layer.
     pub offset: u64,
-    /// Bytes from a layer's first to the next one's; 0 where all layers use the same.
+    /// Bytes from the first byte of a layer to that of the next layer; 0 where all layers use the same bytes.
     pub stride: u64,
     /// As [`Entry::overlay`].
     pub overlay: bool,
 }
 
 impl Entry {
-    /// Of a rank's share the bytes of [`Space::Shared`] that each layer has, and where they lie.
+    /// For a rank's share: the byte range in [`Space::Shared`] of each layer, and the region that holds it.
     pub fn windows(&self) -> impl Iterator<Item = ([u64; 2], Region)> + use<> {
         let place = self.place;
         let layer = move |window: Window| {
@@ -213,10 +214,10 @@ impl Entry {
         self.window.into_iter().flat_map(layer)
     }
 
-    /// Every tensor that the entry is in files, with its place.
+    /// Every tensor that this entry becomes in files, with its region.
     pub fn tensors(&self) -> impl Iterator<Item = (TensorName, Region)> + use<> {
         let Entry { mut slot, place, .. } = *self;
-        // Blocks are no elements: where a tensor ends, one may go on.
+        // Blocks are not elements: a block may span the end of one tensor and the beginning of the next.
         if slot.dtype.is_coded() {
             slot.parts = [0; 3];
         }
@@ -235,7 +236,7 @@ impl Entry {
     }
 }
 
-/// A tensor's name in files, made as it is shown.
+/// A tensor's name in files, formatted when it is displayed.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorName {
     slot: Slot,
@@ -244,7 +245,7 @@ pub struct TensorName {
 }
 
 impl TensorName {
-    /// The layer whose tensor it is.
+    /// The layer that the tensor belongs to.
     pub const fn layer(&self) -> u32 {
         self.layer
     }
@@ -266,29 +267,30 @@ impl core::fmt::Display for TensorName {
     }
 }
 
-/// Lays regions one after the other. A family describes its memory to this and to nothing else.
+/// Lays regions one after the other. A model family describes its memory through this trait alone.
 pub trait Ledger {
-    /// Gives `slot` its place.
+    /// Gives `slot` a place.
     fn region(&mut self, slot: Slot) -> Stacked;
 
-    /// The offset at which the next region will lie.
+    /// The offset of the next region.
     fn mark(&self) -> u64;
 
-    /// Goes back to `mark`: what is laid from here on shares bytes with what was laid since.
+    /// Goes back to `mark`: regions laid from now on share bytes with those laid since that mark.
     fn rewind(&mut self, mark: u64);
 
-    /// Makes room for a table of `bytes`, in the arena or in [`Space::Shared`], where it takes none of them here: its
-    /// first byte. Its parts are then shown one by one.
+    /// Reserves a table of `bytes` bytes, in the arena or in [`Space::Shared`], where it takes no bytes of this rank,
+    /// and returns its first byte. [`Ledger::part`] then declares its parts one by one.
     fn table(&mut self, name: &'static str, space: Space, bytes: u64) -> u64;
 
-    /// Shows `slot` in its place in a table. Its layers need not follow each other.
+    /// Declares `slot` at its place in a table. Its layers need not be adjacent.
     fn part(&mut self, slot: Slot, part: Part) -> Stacked;
 
-    /// Gives `slot` its place: this rank's share of what `window` shows, which may be less than it has room for.
+    /// Gives `slot` a place: this rank's share of the part of a table in `window`. The slot may have room for more
+    /// layers than the window has.
     fn window(&mut self, slot: Slot, window: Window) -> Region;
 
-    /// What was laid from byte `start` to `end` as one region, for operations that take all of it; both lie on the
-    /// grain.
+    /// The regions laid from byte `start` to byte `end` as one region, for operations over all of them. Both bounds are
+    /// multiples of the grain.
     fn range(&mut self, name: &'static str, dtype: Dtype, start: u64, end: u64) -> Region;
 }
 
@@ -297,7 +299,7 @@ pub trait Ledger {
 pub enum LayoutError {
     /// A region of more than 2³² − 1 rows.
     Rows(&'static str),
-    /// With this region all of them are more than [`Layout::LIMIT`] bytes.
+    /// With this region the total exceeds [`Layout::LIMIT`] bytes.
     Bytes(&'static str),
 }
 
@@ -312,7 +314,7 @@ impl core::fmt::Display for LayoutError {
 
 impl core::error::Error for LayoutError {}
 
-/// The ledger's arithmetic: places slots, keeps the high water, shows each entry to a visitor.
+/// The ledger's arithmetic: places slots, tracks the high-water mark, shows each entry to a visitor.
 pub struct Layout<'v> {
     visit: &'v mut dyn FnMut(&Entry),
     offset: u64,
@@ -325,12 +327,12 @@ pub struct Layout<'v> {
 }
 
 impl<'v> Layout<'v> {
-    /// Every region begins on a line of this many bytes.
+    /// Every region begins at a multiple of this many bytes.
     pub const ALIGNMENT: u64 = 256;
     /// Every region is padded to a multiple of this many elements, so that a parameter's weight, gradient and
     /// moments lie at the same element offsets whatever their types, and one optimizer call covers a range.
     pub const GRAIN: u64 = 128;
-    /// The most bytes of all regions: half of what 64 bits count, so that sums of two totals fit.
+    /// The limit on the bytes of all regions: half of the range of 64 bits, so that the sum of two totals fits.
     pub const LIMIT: u64 = i64::MAX as u64;
 
     /// A layout that begins at offset 0 and shows each entry to `visit`.
@@ -338,30 +340,31 @@ impl<'v> Layout<'v> {
         Self { visit, offset: 0, high: 0, image: None, shared: 0, refused: None }
     }
 
-    /// The same, but weights, their scales and constant tables lie in a read-only image of their own.
+    /// A layout as [`Layout::new`] makes, except that weights, their scales and constant tables lie in a read-only
+    /// image.
     pub fn with_image(visit: &'v mut dyn FnMut(&Entry)) -> Self {
         Self { image: Some(0), ..Self::new(visit) }
     }
 
-    /// Bytes of the image: where the next region of it would lie.
+    /// Bytes of the image: the offset at which its next region would lie.
     pub fn image_bytes(&self) -> u64 {
         self.image.unwrap_or(0)
     }
 
-    /// The most bytes that were in use at once: the size of the arena.
+    /// The largest number of bytes in use at once: the size of the arena.
     ///
     /// # Errors
-    /// The first region that could not be laid. It got no bytes, and nothing that was laid may be used.
+    /// The first region that could not be laid. That region got no bytes, and no region of this layout may be used.
     pub fn high_water(&self) -> Result<u64, LayoutError> {
         self.refused.map_or(Ok(self.high), Err)
     }
 
-    /// Bytes of a layer's region with its padding, and the end of all layers that begin at `start`.
+    /// Bytes of a layer's region with its padding, and the end of all layers when the first one begins at `start`.
     fn place(slot: &Slot, start: u64) -> Result<(u64, u64), LayoutError> {
         let [a, b, c, columns] = slot.shape;
         let rows = a.checked_mul(b).and_then(|rows| rows.checked_mul(c)).ok_or(LayoutError::Rows(slot.name))?;
         let padded = match slot.dtype {
-            // No optimizer moves them, so bytes are all that is padded.
+            // No optimizer moves elements of this type, so only bytes are padded.
             Dtype::I4 => u64::from(rows).checked_mul(slot.dtype.row_bytes(columns)),
             _ => (u64::from(rows) * u64::from(columns))
                 .div_ceil(Self::GRAIN)
@@ -374,7 +377,7 @@ impl<'v> Layout<'v> {
         padded.zip(end).ok_or(LayoutError::Bytes(slot.name))
     }
 
-    /// Notes why something cannot be laid, and gives a region of nothing in its place.
+    /// Records why something cannot be laid, and returns an empty region.
     fn refuse(&mut self, error: LayoutError, dtype: Dtype) -> Region {
         self.refused.get_or_insert(error);
         Region { space: Space::Arena, dtype, offset: self.offset, shape: [0; 4] }
@@ -382,7 +385,7 @@ impl<'v> Layout<'v> {
 }
 
 impl Layout<'_> {
-    /// Gives `slot` its place in `space`.
+    /// Gives `slot` a place in `space`.
     fn lay(&mut self, slot: Slot, space: Space, window: Option<Window>) -> Stacked {
         let behind = self.next(space);
         let offset = if slot.dtype.packs() { behind } else { behind.next_multiple_of(Self::ALIGNMENT) };
@@ -395,13 +398,13 @@ impl Layout<'_> {
         self.advance(space, end);
         let place = Stacked::new(first, if layers > 1 { padded } else { 0 });
         let bytes = slot.bytes() * layers;
-        // With what is left of the line on which packed regions ended.
+        // Includes the rest of the line on which the packed regions before this one end.
         let padding = padded * layers - bytes + (offset - behind);
         (self.visit)(&Entry { slot, place, bytes, padding, window, overlay: false });
         place
     }
 
-    /// Where what comes next lies in `space`.
+    /// The offset of the next region in `space`.
     fn next(&self, space: Space) -> u64 {
         match space {
             Space::Arena => self.offset,
@@ -410,7 +413,7 @@ impl Layout<'_> {
         }
     }
 
-    /// What comes next in `space` lies at `end`.
+    /// Sets the offset of the next region in `space` to `end`.
     fn advance(&mut self, space: Space, end: u64) {
         match space {
             Space::Arena => (self.offset, self.high) = (end, self.high.max(end.next_multiple_of(Self::ALIGNMENT))),
@@ -519,7 +522,7 @@ mod tests {
         let mut visit = |e: &Entry| seen.push(*e).expect("room for 8");
         let mut layout = Layout::new(&mut visit);
         let slot = |name, columns| Slot::new(name, Role::Weight, Dtype::F32, [1, 1, 1, columns]);
-        // Three layers of two rows, of which each parameter has one; then both in one layer's place.
+        // Three layers of two rows, one row for each of two parameters; then both parameters in one layer's place.
         let table = layout.table("apart", Space::Arena, 6 * 512);
         let part = |offset, stride| Part { space: Space::Arena, offset, stride, overlay: false };
         let a = layout.part(slot("a.*", 100).layers(3), part(table, 1024));
@@ -532,7 +535,7 @@ mod tests {
         let share = Slot::new("share", Role::Moment, Dtype::F32, [1, 1, 2, 128]).layers(3);
         layout.window(share, Window { of: [512, 1024], stride: 4096, layers: 3 });
         assert_eq!((layout.mark(), layout.high_water()), (3584 + 3072, Ok(3584 + 3072)));
-        // The same room, of which the last layer stays empty.
+        // A slot of the same size, whose last layer stays empty.
         layout.window(share, Window { of: [512, 1024], stride: 4096, layers: 2 });
         layout.table("too long", Space::Arena, u64::MAX);
         assert_eq!(layout.high_water(), Err(LayoutError::Bytes("too long")));

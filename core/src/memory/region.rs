@@ -9,13 +9,13 @@ pub enum Dtype {
     F32,
     /// The upper half of an f32, 2 bytes.
     Bf16,
-    /// What a bf16 lacks of an f32, 2 bytes: see [`crate::remainder`].
+    /// The part of an f32 that its bf16 lacks, 2 bytes: see [`crate::remainder`].
     Remainder,
     /// The upper half of [`Dtype::Remainder`], 1 byte.
     Remainder8,
     /// A number of an optimizer's state or of an activation in 8 bits, in blocks with a scale: see [`crate::compressed`].
     Moment8,
-    /// The same of numbers that are not negative.
+    /// The same code for numbers that are not negative.
     Square8,
     /// Unsigned 32-bit integer, 4 bytes: token ids and counters.
     U32,
@@ -27,13 +27,13 @@ pub enum Dtype {
     F16,
     /// A signed integer of 8 bits: see [`crate::integer`].
     I8,
-    /// A signed integer of 4 bits, two a byte, the first of them in the lower half. Every row begins with a byte of its
-    /// own.
+    /// A signed integer of 4 bits, two in a byte, the first in the lower half. Every row begins at a byte of its own.
     I4,
 }
 
 impl Dtype {
-    /// Bytes an element; of [`Dtype::I4`], two of which share one, the byte that they share; of blocks of 8 bits its code.
+    /// Bytes of an element. For [`Dtype::I4`] the byte that two elements share; for blocks of 8 bits the byte of a
+    /// code.
     pub const fn size(self) -> u64 {
         match self {
             Dtype::F32 | Dtype::U32 => 4,
@@ -44,7 +44,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of a row of `columns` elements; of blocks of 8 bits, which go on from row to row, of one by itself.
+    /// Bytes of a row of `columns` elements. Blocks of 8 bits may span rows; for these, the bytes of a row by itself.
     pub const fn row_bytes(self, columns: u32) -> u64 {
         match self {
             Dtype::I4 => (columns as u64).div_ceil(2),
@@ -53,7 +53,7 @@ impl Dtype {
         }
     }
 
-    /// What its blocks of 8 bits mean, where it is kept so.
+    /// The meaning of its codes, if it is a type of blocks of 8 bits.
     pub const fn code(self) -> Option<Code> {
         match self {
             Dtype::Moment8 if cfg!(feature = "compressed") => Some(Code::Moment),
@@ -62,18 +62,18 @@ impl Dtype {
         }
     }
 
-    /// Whether it is kept in blocks of 8 bits. A build without the feature has none.
+    /// Whether it is stored in blocks of 8 bits. A build without the feature `compressed` has no such type.
     pub const fn is_coded(self) -> bool {
         cfg!(feature = "compressed") && matches!(self, Dtype::Moment8 | Dtype::Square8)
     }
 
-    /// Bytes of so many elements in blocks.
+    /// Bytes of `elements` elements in blocks.
     const fn blocks(self, elements: u64) -> u64 {
         elements.div_ceil(compressed::BLOCK as u64).saturating_mul(compressed::BYTES as u64)
     }
 
-    /// Whether regions that are laid one after the other leave no gap: rows of [`Layout::GRAIN`] elements are no whole lines of
-    /// [`Layout::ALIGNMENT`] bytes, and neighbours are moved together.
+    /// Whether consecutive regions leave no gap between them: rows of [`Layout::GRAIN`] elements do not fill whole
+    /// lines of [`Layout::ALIGNMENT`] bytes, and an operation moves neighbouring regions together.
     ///
     /// [`Layout::GRAIN`]: crate::memory::Layout::GRAIN
     /// [`Layout::ALIGNMENT`]: crate::memory::Layout::ALIGNMENT
@@ -125,26 +125,27 @@ pub struct Region {
 }
 
 impl Region {
-    /// The region, if it has elements: what belongs to a parameter that has no such thing has none.
+    /// The region, or `None` if it has no elements: a parameter's state that does not exist is a region of no elements.
     pub fn if_any(self) -> Option<Region> {
         Some(self).filter(|region| region.elements() > 0)
     }
 
-    /// Elements in the region. What a [`crate::memory::Layout`] laid fits; of any other shape that does not, this and
-    /// what is computed from it stay at the most, which is beyond every storage.
+    /// Elements in the region. The count of a region that a [`crate::memory::Layout`] laid fits in 64 bits. For any
+    /// other shape whose count does not, this saturates, as does every figure computed from it, so it ends beyond every
+    /// storage.
     pub const fn elements(&self) -> u64 {
         let [a, b, c, d] = self.shape;
         (a as u64 * b as u64).saturating_mul(c as u64).saturating_mul(d as u64)
     }
 
-    /// Bytes that the elements take, padding not counted.
+    /// Bytes of the elements, without padding.
     pub const fn bytes(&self) -> u64 {
         let [a, b, c, columns] = self.shape;
         let row = self.dtype.row_bytes(columns);
         if self.dtype.is_coded() {
             return self.dtype.blocks(self.elements());
         }
-        // Products of 32 bits, which a small core has instructions for, where there are no more rows and bytes of a row.
+        // A multiplication in 32 bits, for which a small core has an instruction, where rows and bytes of a row fit.
         if let Some(rows) = a.checked_mul(b)
             && let Some(rows) = rows.checked_mul(c)
             && row <= u32::MAX as u64
@@ -164,12 +165,13 @@ impl Region {
         self.shape[3]
     }
 
-    /// Rows: the product of all dimensions but the last.
+    /// Rows: the product of all dimensions except the last.
     pub const fn rows(&self) -> u32 {
         self.shape[0].saturating_mul(self.shape[1]).saturating_mul(self.shape[2])
     }
 
-    /// `count` rows from row `first` on, as a region of its own. Out of range is found when the view is used.
+    /// `count` rows from row `first` on, as a region of their own. A row out of range is an error when the view is
+    /// used.
     pub const fn slice_rows(&self, first: u32, count: u32) -> Region {
         Region {
             offset: self.offset + first as u64 * self.dtype.row_bytes(self.columns()),
@@ -183,7 +185,7 @@ impl Region {
         Region { offset: self.offset + first as u64 * self.dtype.size(), shape: [1, 1, 1, count], ..*self }
     }
 
-    /// The region as files have it: of blocks of 8 bits a row of bytes a block.
+    /// The region as files store it: for blocks of 8 bits, one row of bytes for each block.
     pub const fn stored(&self) -> Region {
         match self.dtype.is_coded() {
             true => {
@@ -195,7 +197,7 @@ impl Region {
         }
     }
 
-    /// The first elements of the region seen in another shape: scratch that serves two purposes in turn.
+    /// The first elements of the region with another shape: scratch that serves two purposes in turn.
     pub const fn reshaped(&self, shape: [u32; 4]) -> Region {
         Region { shape, ..*self }
     }
@@ -206,24 +208,24 @@ impl Region {
     }
 }
 
-/// One region a layer: a first one and a stride. A stride of 0 is one slot that every layer rebuilds; so is the first slot
-/// for the layers that share it.
+/// One region for each layer: a first region and a stride. With a stride of 0 there is one slot, which every layer
+/// overwrites; the first `shared` layers share the first slot in the same way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stacked {
     /// The region of layer 0.
     pub first: Region,
-    /// Bytes from a slot to the next one.
+    /// Bytes from one slot to the next.
     pub stride: u64,
-    /// Layers, from the first on, that use the slot of the layer behind them as well.
+    /// The number of layers, from the first on, that share the slot of the layer after them.
     pub shared: u32,
 }
 
 impl Stacked {
-    /// No bytes: what a parameter has where nothing is kept of it. No operation takes it.
+    /// A region of no bytes: stands for state that a parameter does not have. No operation reads or writes it.
     pub const NOTHING: Stacked =
         Stacked::new(Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [0; 4] }, 0);
 
-    /// A slot a layer, so many bytes apart.
+    /// One slot for each layer, `stride` bytes apart.
     pub const fn new(first: Region, stride: u64) -> Stacked {
         Stacked { first, stride, shared: 0 }
     }

@@ -1,18 +1,18 @@
-//! The sections of a table of parameters that ranks share: what one layer has lies together.
+//! The sections of a table of parameters that ranks share: the parameters of one layer lie together.
 
-/// One of them.
+/// A section of such a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
-    /// What lies before the layers.
+    /// The parameters before the first layer.
     Before,
-    /// A layer.
+    /// The parameters of this layer.
     Layer(u32),
-    /// What lies behind them.
+    /// The parameters after the last layer.
     Behind,
 }
 
 impl Section {
-    /// 0 before the layers, 1 of them, 2 behind them.
+    /// The index of the section's kind: 0 before the layers, 1 for a layer, 2 after the layers.
     pub const fn kind(self) -> usize {
         match self {
             Section::Before => 0,
@@ -22,27 +22,27 @@ impl Section {
     }
 }
 
-/// How long each section is, in rows or in pieces of them.
+/// The length of each section, in rows or in pieces of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sections {
-    /// Before the layers.
+    /// Length of the section before the layers.
     pub before: u32,
-    /// Each layer.
+    /// Length of each layer's section.
     pub layer: u32,
-    /// How many layers there are.
+    /// The number of layers.
     pub layers: u32,
-    /// Behind the layers.
+    /// Length of the section after the layers.
     pub behind: u32,
 }
 
 impl Sections {
-    /// Every section of so many layers, in the order in which they lie.
+    /// All sections, in the order in which they lie in the table.
     pub fn all(&self) -> impl DoubleEndedIterator<Item = Section> + use<> {
         let layers = (0..self.layers).map(Section::Layer);
         core::iter::once(Section::Before).chain(layers).chain([Section::Behind])
     }
 
-    /// The same in the order in which a backward pass completes their gradients.
+    /// All sections, in the order in which a backward pass completes their gradients.
     pub fn as_formed(&self) -> impl Iterator<Item = Section> + use<> {
         self.all().rev()
     }
@@ -56,7 +56,7 @@ impl Sections {
         }
     }
 
-    /// How many sections are given away before `section` where each goes to another: layers are first.
+    /// The number of sections assigned to ranks before `section` where each section goes to one rank: layers go first.
     pub const fn turn(&self, section: Section) -> u32 {
         match section {
             Section::Layer(l) => l,
@@ -65,7 +65,7 @@ impl Sections {
         }
     }
 
-    /// Where `section` begins.
+    /// The offset at which `section` begins.
     pub const fn start(&self, section: Section) -> u64 {
         let (before, layer) = (self.before as u64, self.layer as u64);
         match section {
@@ -75,12 +75,12 @@ impl Sections {
         }
     }
 
-    /// The length of all of them.
+    /// The length of all sections together.
     pub const fn total(&self) -> u64 {
         self.start(Section::Behind) + self.behind as u64
     }
 
-    /// The same layers, each section as long as `length` makes of its length.
+    /// Sections of the same layers, with every length mapped by `length`.
     pub fn map(&self, length: impl Fn(u32) -> u32) -> Sections {
         let Sections { before, layer, layers, behind } = *self;
         Sections { before: length(before), layer: length(layer), layers, behind: length(behind) }

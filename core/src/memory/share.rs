@@ -4,37 +4,37 @@ use core::ops::Range;
 
 use super::{Section, Sections};
 
-/// Who has which rows of a table: one rank after the other, from rank `turn` on, has `rows` of them, as far as the table has
-/// them. The last ranks of a short table have fewer, or none.
+/// Which rank owns which rows of a table: one rank after the other, from rank `turn` on, owns `rows` of them until the
+/// table ends. The last ranks of a short table own fewer, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// This rank.
     pub rank: u32,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Rows of each.
+    /// Rows that each rank owns.
     pub rows: u32,
-    /// Which one has the first.
+    /// The rank that owns the first rows.
     pub turn: u32,
 }
 
 impl Share {
-    /// So many rows for each rank, in their order.
+    /// `rows` rows for each rank, in the ranks' order.
     pub const fn of_rows(rank: u32, ranks: u32, rows: u32) -> Share {
         Share { rank, ranks, rows, turn: 0 }
     }
 
-    /// Equal shares of `pieces` pieces of `piece` rows: none is cut.
+    /// Equal shares of `pieces` pieces of `piece` rows each: no piece is split.
     pub const fn of_pieces(rank: u32, ranks: u32, pieces: u32, piece: u32) -> Share {
         Self::of_rows(rank, ranks, pieces.div_ceil(if ranks == 0 { 1 } else { ranks }).saturating_mul(piece))
     }
 
-    /// The rank that has row `row`.
+    /// The rank that owns row `row`.
     pub fn owner(&self, row: u32) -> u32 {
         ((u64::from(row / self.rows.max(1)) + u64::from(self.turn)) % u64::from(self.ranks.max(1))) as u32
     }
 
-    /// The rows of `rank` among those from row `first` of the table on, `count` of them; counted from `first`.
+    /// The rows that `rank` owns among the `count` rows from row `first` of the table on, counted from `first`.
     pub fn rows_of(&self, rank: u32, first: u32, count: u32) -> Range<u32> {
         let within = |row: u64| row.saturating_sub(first.into()).min(count.into()) as u32;
         let ranks = u64::from(self.ranks.max(1));
@@ -43,19 +43,20 @@ impl Share {
         within(begin)..within(begin + u64::from(self.rows))
     }
 
-    /// This rank's rows among those.
+    /// The rows that this rank owns among the `count` rows from row `first` on, counted from `first`.
     pub fn own(&self, first: u32, count: u32) -> Range<u32> {
         self.rows_of(self.rank, first, count)
     }
 }
 
-/// How ranks share the sections of a table: each section in equal parts, or, of the kinds that are `whole`, one section after
-/// the other as a whole.
+/// How ranks share the sections of a table: each section in equal parts or, for the kinds marked `whole`, each section
+/// entirely on one rank, in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sharing {
-    /// How many ranks there are.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Of what lies before the layers, of the layers, of what lies behind them.
+    /// Whether a whole section goes to one rank: for the section before the layers, for the layers, for the section
+    /// after.
     pub whole: [bool; 3],
 }
 
@@ -65,7 +66,7 @@ impl Sharing {
         self.whole[section.kind()]
     }
 
-    /// What `rank` has of `section`, of a table of so many pieces of `piece` rows each.
+    /// The share of `section` that `rank` owns, in a table of `pieces` with `piece` rows in each piece.
     pub const fn of(&self, rank: u32, pieces: &Sections, section: Section, piece: u32) -> Share {
         let own = pieces.len(section);
         if !self.is_whole(section) {
@@ -75,14 +76,14 @@ impl Sharing {
         Share { rank, ranks, rows: own.saturating_mul(piece), turn: pieces.turn(section) % ranks }
     }
 
-    /// The most that a rank has of each section, in pieces.
+    /// The largest share of each section that any rank owns, in pieces.
     pub fn most(&self, pieces: &Sections) -> Sections {
         let most = |section| self.of(0, pieces, section, 1).rows;
         let [before, layer, behind] = [Section::Before, Section::Layer(0), Section::Behind].map(most);
         Sections { before, layer, behind, ..*pieces }
     }
 
-    /// The layers of which `rank` has rows, of `layers`: the first, and from which to which there are how many.
+    /// The layers, out of `layers`, of which `rank` owns rows.
     pub const fn layers_of(&self, rank: u32, layers: u32) -> Layers {
         if !self.whole[Section::Layer(0).kind()] || self.ranks < 2 {
             return Layers { first: 0, every: 1, count: layers, most: layers };
@@ -92,16 +93,16 @@ impl Sharing {
     }
 }
 
-/// Layers of which a rank has rows.
+/// The layers of which a rank owns rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layers {
-    /// The first of them.
+    /// The first of these layers.
     pub first: u32,
-    /// From one to the next.
+    /// The step from one of these layers to the next.
     pub every: u32,
-    /// How many.
+    /// The number of these layers.
     pub count: u32,
-    /// How many any rank has at the most.
+    /// The largest number of layers that any rank has.
     pub most: u32,
 }
 
@@ -122,7 +123,7 @@ mod tests {
                 assert!(own.start == next.min(rows) && own.len() <= share(rank).rows as usize, "{rank} of {ranks}");
                 next = own.end;
                 assert_eq!(own, share(0).rows_of(rank, 0, rows));
-                // The same rows, seen from a part of the table.
+                // The same rows, looked up in a part of the table.
                 for (first, count) in [(0, rows), (rows / 3, rows / 2), (rows / 2, rows - rows / 2), (rows, 0)] {
                     let part = share(rank).own(first, count);
                     let expected = (first..first + count).filter(|row| own.contains(row)).count();
@@ -159,7 +160,7 @@ mod tests {
                         if sharing.is_whole(section) && pieces.turn(section) % ranks == rank {
                             assert_eq!(own, 0..rows);
                         }
-                        // A rank's layers are those of which it has rows.
+                        // The layers of a rank are those of which it owns rows.
                         if let Section::Layer(l) = section {
                             let Layers { first, every, count, most } = sharing.layers_of(rank, 6);
                             let listed = (0..count).any(|i| first + i * every == l);

@@ -1,11 +1,11 @@
-//! What a configuration must fulfil, whatever the family.
+//! Checks that every family makes of a configuration.
 
 use super::family::{Capability, Family, MicroBatch, ModelError};
 use crate::device::OperationError;
 use crate::optimizer::{Group, Updater};
 
-/// Refuses a step in which parameters do not learn whose gradients `family` always forms, averages that it has not, and
-/// gradients that it does not release.
+/// Refuses an update that freezes parameters whose gradients `family` always forms, and an update that needs averages
+/// or released gradients where the family has none.
 pub(super) fn check_updater(family: &impl Family, updater: &Updater) -> Result<(), OperationError> {
     let frozen = Group::ALL.into_iter().filter(|group| updater.freezes(*group)).map(Capability::Frozen);
     let wanted = frozen.chain(updater.averages().then_some(Capability::Averages));
@@ -14,7 +14,7 @@ pub(super) fn check_updater(family: &impl Family, updater: &Updater) -> Result<(
     why.map_or(Ok(()), |why| Err(OperationError::Unsupported(why)))
 }
 
-/// Refuses sizes of 0 and sizes that a region cannot have.
+/// Refuses sizes of 0 and sizes that are too large for a region.
 pub(super) fn check_sizes(sizes: &[(&'static str, u32)]) -> Result<(), ModelError> {
     if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
         return Err(ModelError::Zero(name));
@@ -22,7 +22,8 @@ pub(super) fn check_sizes(sizes: &[(&'static str, u32)]) -> Result<(), ModelErro
     check_limits(sizes)
 }
 
-/// Refuses sizes of which a few together, such as the three parts of a projection, pass the 32 bits of a dimension.
+/// Refuses sizes for which a sum of a few, such as the three parts of a projection, would exceed the 32 bits of a
+/// dimension.
 pub(super) fn check_limits(sizes: &[(&'static str, u32)]) -> Result<(), ModelError> {
     match sizes.iter().find(|(_, size)| *size >= 1 << 28) {
         Some((name, _)) => Err(ModelError::TooLarge(name)),
@@ -30,7 +31,7 @@ pub(super) fn check_limits(sizes: &[(&'static str, u32)]) -> Result<(), ModelErr
     }
 }
 
-/// What a constant must be.
+/// The range of a constant.
 #[derive(Clone, Copy)]
 pub(super) enum Must {
     /// A share or a decay: 0 to 1.
@@ -62,7 +63,7 @@ pub(super) fn check_constants(constants: &[(&'static str, f32, Must)]) -> Result
     Ok(())
 }
 
-/// Whether a micro-batch is one of a model of this context.
+/// Whether a model of this context can run the micro-batch.
 pub(super) fn check_micro_batch(micro: &MicroBatch, context: u32) -> Result<(), ModelError> {
     let sizes = [
         ("batch-size", micro.batch),
@@ -77,7 +78,7 @@ pub(super) fn check_micro_batch(micro: &MicroBatch, context: u32) -> Result<(), 
     if micro.seq_len > context {
         return Err(ModelError::Context { seq_len: micro.seq_len, context });
     }
-    // Tokens are the rows of every activation.
+    // A row of every activation belongs to one token.
     match micro.batch.checked_mul(micro.seq_len) {
         Some(_) => Ok(()),
         None => Err(ModelError::TooLarge("a micro-batch")),

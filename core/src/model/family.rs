@@ -1,4 +1,4 @@
-//! What every family has in common: the shape of a step, and how a host drives it.
+//! The interface of every model family: the shape of a step, and how a host runs it.
 
 use super::parameter::Parameters;
 use super::recompute::{EightBits, Recompute};
@@ -8,42 +8,43 @@ use crate::ops::{Chance, Pattern};
 use crate::optimizer::{Group, Optimizer, Room};
 use crate::train::{Ranks, Results, Settings};
 
-/// What the products of the layers read. The embedding, the head and the weights' gradients are always wide.
+/// What the matrix multiplications of the layers read. Those of the embedding, the head and the weights' gradients
+/// always read wide operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Products {
-    /// Weights and activations as they are kept.
+    /// Weights and activations in the types that they are stored in.
     Wide,
-    /// The same; the copies in 8 bits are made, so that their scales can be learnt.
+    /// As [`Products::Wide`]; the 8-bit copies are made as well, so that their scales adapt.
     Warming,
     /// Copies in 8 bits.
     Quantised,
 }
 
-/// What a model's state is laid for.
+/// The purpose that a model's state is laid for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Purpose {
-    /// Training as one of these ranks by this optimizer, and whatever else.
+    /// Training as one of these ranks by this optimizer; evaluation and decoding as well.
     Training(Ranks, Optimizer),
     /// Losses and logits of sequences.
     Evaluation,
-    /// Token by token only.
+    /// Decoding token by token only.
     Decoding,
 }
 
-/// Why there is no training step of a model that was laid for other purposes.
+/// The refusal of a training step on a model that was laid for another purpose.
 pub(super) const UNLEARNT: OperationError =
     OperationError::Unsupported("there is no room for gradients: the model was not laid for training");
 
-/// What only some families have.
+/// An ability that only some families have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
     /// Steps of several micro-batches, which ranks may share.
     Accumulation,
     /// Gradients of the parameters in bf16.
     Bf16Gradients,
-    /// Attention, of a pattern that can be chosen.
+    /// Attention with a pattern that can be chosen.
     Attention,
-    /// Matrices in integers, where it is not trained: [`Profile::weights`].
+    /// Matrices in integers, in a model that is not trained: [`Profile::weights`].
     Integers,
     /// Parameters of this group that do not learn: [`Rule::Frozen`](crate::optimizer::Rule::Frozen).
     Frozen(Group),
@@ -59,7 +60,7 @@ pub enum Capability {
     Samples,
 }
 
-/// The shape of a micro-batch and what decides its memory.
+/// The shape of a micro-batch, and the choices that decide its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MicroBatch {
     /// Sequences of a micro-batch.
@@ -68,15 +69,16 @@ pub struct MicroBatch {
     pub seq_len: u32,
     /// Rows of logits that exist at once.
     pub chunk: u32,
-    /// What the backward pass computes again.
+    /// The activations that the backward pass recomputes.
     pub recompute: Recompute,
-    /// What a query sees.
+    /// The tokens that a query sees.
     pub pattern: Pattern,
-    /// What products read.
+    /// What matrix multiplications read.
     pub products: Products,
-    /// The probability that a number is dropped where a family drops some in training; evaluations drop none.
+    /// The probability with which a number is dropped in training, in families that have dropout; evaluations drop
+    /// none.
     pub dropout: Chance,
-    /// Whether attention stays inside documents in training; rows of evaluations are seen whole.
+    /// Whether attention stays inside documents in training; evaluations see every sequence whole.
     pub documents: bool,
 }
 
@@ -92,7 +94,7 @@ impl MicroBatch {
     }
 }
 
-/// Why a configuration describes no model, or a micro-batch no step of it.
+/// Why a configuration describes no model, or why a micro-batch cannot be a step of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ModelError {
     /// A size that must not be 0.
@@ -101,12 +103,12 @@ pub enum ModelError {
     Constant {
         /// Its name.
         name: &'static str,
-        /// What it is.
+        /// Its value.
         value: f32,
-        /// What it must be.
+        /// The condition that it must satisfy.
         must: &'static str,
     },
-    /// No size of a head is given, and the width does not divide by the heads.
+    /// The head size is not given, and the width is not divisible by the number of heads.
     Heads {
         /// The width.
         d_model: u32,
@@ -134,29 +136,29 @@ pub enum ModelError {
         /// The layers.
         layers: u32,
     },
-    /// Adapters that the model cannot have: why.
+    /// Adapters that the model cannot have, with the reason.
     Adapters(&'static str),
-    /// Adapters of a rank that is more than a matrix has.
+    /// Adapters whose rank exceeds that of a matrix.
     AdapterRank {
-        /// Theirs.
+        /// The rank of the adapters.
         rank: u32,
-        /// Rows or columns of the smallest matrix, whichever are fewer.
+        /// The smaller dimension of the smallest matrix.
         most: u32,
     },
     /// A factorised embedding whose head is not tied to it.
     Untied,
-    /// The rotated dims of a head are odd or more than the head has.
+    /// The number of rotated dims of a head is odd, or exceeds the size of the head.
     Rotary {
         /// Dims to rotate.
         dims: u32,
         /// Dims of a head.
         size: u32,
     },
-    /// Rotary wavelengths of which none is between those that stay and those that are stretched.
+    /// Bounds on rotary wavelengths that leave no range between the unchanged and the fully stretched ones.
     Scaling {
-        /// Turns in the original context of the longest that is stretched in part.
+        /// Rotations, within the original context, of the longest wavelength that is partly stretched.
         low: f32,
-        /// Of the shortest.
+        /// Rotations of the shortest wavelength that is partly stretched.
         high: f32,
     },
     /// The sequences are longer than the context.
@@ -188,42 +190,42 @@ pub enum ModelError {
     },
     /// A fan-out that exceeds the residual stream.
     FanOut {
-        /// Dims that an output reaches.
+        /// The dims that an output reaches.
         fan_out: u32,
-        /// Dims there are.
+        /// The dims of the residual stream.
         dims: u32,
     },
-    /// Winners outside of their block.
+    /// More winners than a block has neurons.
     Winners {
-        /// How many of a block fire.
+        /// Neurons of a block that fire.
         winners: u32,
         /// Neurons of a block.
         block: u32,
     },
-    /// Stages of another number of sequences than there are streams.
+    /// A micro-batch whose number of sequences differs from the number of streams.
     Streams {
         /// Sequences of a micro-batch.
         batch: u32,
         /// Streams.
         streams: u32,
     },
-    /// What a family of spiking neurons does not have.
+    /// A feature that families of spiking neurons do not have.
     Spiking(&'static str),
-    /// A side of a product in 8 bits that is no multiple of 16.
+    /// A dimension of an 8-bit matrix multiplication that is not a multiple of 16.
     Sixteens {
-        /// The side.
+        /// The dimension.
         name: &'static str,
         /// Its size.
         size: u32,
     },
-    /// What cannot be kept in 8 bits.
+    /// An activation that cannot be saved in 8 bits.
     EightBits {
-        /// What.
+        /// The activation.
         kind: EightBits,
-        /// Why not: a clause.
+        /// The reason, as a clause.
         why: &'static str,
     },
-    /// A tensor of more than 2³² − 1 rows or elements of a row.
+    /// A tensor of more than 2³² − 1 rows, or with more than 2³² − 1 elements in a row.
     TooLarge(&'static str),
 }
 
@@ -298,25 +300,25 @@ impl core::fmt::Display for ModelError {
 
 impl core::error::Error for ModelError {}
 
-/// The regions a host writes before a step and reads after it.
+/// The regions that a host writes before a step and reads after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Control {
     /// [`Settings`].
     pub settings: Region,
     /// [`Results`].
     pub results: Region,
-    /// [`Results`] of this rank's micro-batches alone: those of the step where there is one rank.
+    /// [`Results`] of this rank's micro-batches alone; with one rank, the results of the step.
     pub own: Region,
-    /// Where ranks share: [1 + ranks, [`Control::RANK`]], the step's results, and under them what each rank has: its
-    /// own results, and a number that it tells the others.
+    /// With several ranks: [1 + ranks, [`Control::RANK`]]. Row 0 has the step's results; each row below has those of
+    /// one rank, and a number that the rank reports to the others.
     pub of_ranks: Option<Region>,
 }
 
 impl Control {
-    /// Numbers of a rank's row: its results, and what it tells the others.
+    /// Length of a rank's row: its results, and the number that it reports.
     pub const RANK: u32 = Results::LEN as u32 + 1;
 
-    /// Lays them for one of `ranks`.
+    /// Lays the control regions of one of `ranks`.
     pub fn lay(ranks: Ranks, ledger: &mut dyn Ledger) -> Control {
         let mut region =
             |name, rows, len| ledger.region(Slot::new(name, Role::Control, Dtype::F32, [1, 1, rows, len])).first;
@@ -331,7 +333,7 @@ impl Control {
         Control { settings, results: row(0), own: row(1 + ranks.rank), of_ranks: Some(all) }
     }
 
-    /// Where rank `rank` tells the others a number; nothing where there is one rank.
+    /// The number that rank `rank` reports to the others; `None` where there is one rank.
     pub fn told(&self, rank: u32) -> Option<Region> {
         self.of_ranks.map(|all| all.slice_rows(1 + rank, 1).slice_columns(Results::LEN as u32, 1))
     }
@@ -342,38 +344,38 @@ impl Control {
 pub struct Batch {
     /// `[rows]` u32: token ids.
     pub ids: Region,
-    /// `[rows]` u32: the id that follows each.
+    /// `[rows]` u32: the token id that follows each id.
     pub targets: Region,
-    /// `[rows]` u32: tokens of the same document before each, where a step goes by them.
+    /// `[rows]` u32: the number of preceding tokens in the same document, for steps that use it.
     pub offsets: Option<Region>,
-    /// `[2]` u32: the key of the micro-batch's masks, where it has some: see [`Dropout::key`](crate::ops::Dropout::key).
+    /// `[2]` u32: the key of the micro-batch's dropout masks, if any: see [`Dropout::key`](crate::ops::Dropout::key).
     pub key: Option<Region>,
 }
 
 impl Batch {
-    /// Lays ids and targets, of `rows` tokens.
+    /// Lays the ids and targets of `rows` tokens.
     pub fn lay(rows: u32, ledger: &mut dyn Ledger) -> Batch {
         let mut region = |name| ledger.region(Slot::new(name, Role::Batch, Dtype::U32, [1, 1, 1, rows])).first;
         Batch { ids: region("batch.ids"), targets: region("batch.targets"), offsets: None, key: None }
     }
 
-    /// Lays the key too, where `chance` drops anything.
+    /// Adds a key, where `chance` drops anything.
     pub fn with_key(self, chance: Chance, ledger: &mut dyn Ledger) -> Batch {
         let slot = Slot::new("batch.key", Role::Batch, Dtype::U32, [1, 1, 1, 2]);
         Batch { key: chance.any().then(|| ledger.region(slot).first), ..self }
     }
 
-    /// Lays offsets too.
+    /// Adds offsets.
     pub fn with_offsets(self, ledger: &mut dyn Ledger) -> Batch {
         let slot = Slot::new("batch.offsets", Role::Batch, Dtype::U32, self.ids.shape);
         Batch { offsets: Some(ledger.region(slot).first), ..self }
     }
 }
 
-/// The most gauges of a family.
+/// The largest number of gauges of a family.
 pub const GAUGES: usize = 8;
 
-/// How a number is made of what a step leaves.
+/// How a gauge is computed from regions that a step leaves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Measure {
     /// The mean of a region.
@@ -382,104 +384,106 @@ pub enum Measure {
     Gate {
         /// [count, streams]: the gating module's outputs.
         signals: Region,
-        /// `[dims]`.
+        /// `[dims]`: the gate's weight.
         weight: Region,
         /// `[dims]`.
         bias: Region,
     },
 }
 
-/// A number worth watching.
+/// A number worth watching during training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gauge {
     /// Its name in the metrics.
     pub name: &'static str,
-    /// How it is made.
+    /// How it is computed.
     pub measure: Measure,
 }
 
-/// A family: its memory, and its steps as the operations, one after the other, that a device is given to run. The same
-/// calls serve planner, allocator, initialiser, checkpoint and step.
+/// A model family: the layout of its memory, and its steps as sequences of operations for a device to run. Planner,
+/// allocator, initialiser, checkpoint and step all make the same calls.
 pub trait Family: Parameters {
-    /// What lasts: weights, optimizer, tables, control.
+    /// The persistent regions: weights, optimizer state, tables, control.
     type Lasting: Copy;
-    /// What a training step of one micro-batch needs besides.
+    /// The additional regions of a training step on one micro-batch.
     type Training: Copy;
-    /// What an evaluation needs besides.
+    /// The additional regions of an evaluation.
     type Evaluation: Copy;
-    /// What token-by-token decoding needs besides.
+    /// The additional regions of token-by-token decoding.
     type Decoding: Copy;
 
-    /// Whether this is a model.
+    /// Checks the configuration.
     ///
     /// # Errors
     /// What is wrong with the configuration.
     fn validate(&self) -> Result<(), ModelError>;
 
-    /// Whether sequences of `seq_len` fit the model.
+    /// Checks that the model can run micro-batches of this shape.
     ///
     /// # Errors
     /// [`ModelError::Context`] or [`ModelError::Zero`].
     fn validate_micro_batch(&self, micro: &MicroBatch) -> Result<(), ModelError>;
 
-    /// Why it does not have what only some families have, where it does not: a clause, for a refusal.
+    /// `None` if the family has this capability, else the reason why it has not, as a clause for a refusal.
     fn lacks(&self, capability: Capability) -> Option<&'static str>;
 
-    /// The activations that its backward pass can compute again.
+    /// The activations that the family's backward pass can recompute.
     fn recomputable(&self) -> Recompute {
         Recompute::NONE
     }
 
-    /// Floating-point operations of training on one token by the field's convention: 6 a weight of a product,
-    /// and attention's scores and mixing counted dense: 12 · layers · width · seq_len.
+    /// Floating-point operations of training on one token by the field's convention: 6 for each weight of a matrix
+    /// multiplication, and attention's scores and mixing counted dense: 12 · layers · width · seq_len.
     fn flops_per_token(&self, seq_len: u32) -> u64;
 
-    /// Lays what lasts. Unless it is for training only the weights and tables.
+    /// Lays the persistent regions: for training all of them, else only weights and tables.
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Self::Lasting;
 
-    /// Lays a training micro-batch.
+    /// Lays the regions of a training micro-batch.
     fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Training;
 
-    /// Lays what an update by `optimizer` needs, if anything. It may share bytes with a micro-batch. Where gradients are
-    /// released parameters move within that, and what they need lasts.
+    /// Lays the regions that an update by `optimizer` needs, if any. They may share bytes with a micro-batch. Where
+    /// gradients are released, parameters are updated during the backward pass, so those regions are persistent
+    /// instead.
     fn lay_update(&self, optimizer: &Optimizer, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Option<Room> {
         if optimizer.releases() { None } else { Room::lay(self, optimizer, profile, ledger) }
     }
 
-    /// Lays an evaluation of this shape. Its logits are f32 whatever the profile.
+    /// Lays the regions of an evaluation of this shape. Its logits are f32 whatever the profile.
     fn lay_evaluation(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Evaluation;
 
-    /// Lays decoding over `context` positions. Its logits are f32 whatever the profile.
+    /// Lays the regions of decoding over `context` positions. Its logits are f32 whatever the profile.
     fn lay_decoding(&self, context: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Decoding;
 
-    /// Says in lines what the model is made of, where its table of regions does not.
+    /// Describes, in lines of text, what the table of regions does not show of the model.
     fn introduce(&self, _: &mut dyn FnMut(core::fmt::Arguments<'_>)) {}
 
-    /// Shows what is worth watching in training, [`GAUGES`] at most.
+    /// Shows the gauges worth watching in training, at most [`GAUGES`].
     fn gauges(&self, _: &Self::Lasting, _: &mut dyn FnMut(Gauge)) {}
 
-    /// Settings and results.
+    /// The regions of settings and results.
     fn control(lasting: &Self::Lasting) -> Control;
 
-    /// Where a training batch goes.
+    /// The regions of a training batch.
     fn training_batch(training: &Self::Training) -> Batch;
 
-    /// Where an evaluation batch goes.
+    /// The regions of an evaluation batch.
     fn evaluation_batch(evaluation: &Self::Evaluation) -> Batch;
 
-    /// Where an evaluation's logits lie, [chunk, vocabulary].
+    /// The region of an evaluation's logits, [chunk, vocabulary].
     fn evaluation_logits(evaluation: &Self::Evaluation) -> Region;
 
-    /// Where the loss of each of its tokens is, in nats: `[batch · seq_len]` in f32, 0 where there is no target.
+    /// The region of an evaluation's losses, one for each token, in nats: `[batch · seq_len]` in f32, 0 without a
+    /// target.
     fn evaluation_losses(evaluation: &Self::Evaluation) -> Region;
 
-    /// Where decoding's token id, its position and the next token's logits lie.
+    /// The regions of decoding's token id, its position and the next token's logits.
     fn decoding_io(decoding: &Self::Decoding) -> (Region, Region, Region);
 
-    /// Forward and backward of one micro-batch. The first of a step overwrites gradients and loss, others add.
+    /// Forward and backward pass of one micro-batch. The first of a step overwrites gradients and loss, later ones add.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     fn micro_batch(
         &self,
         device: &mut dyn Device,
@@ -489,11 +493,11 @@ pub trait Family: Parameters {
         first: bool,
     ) -> Result<(), OperationError>;
 
-    /// Clips by the global norm and moves the parameters, by the optimizer that they were laid for. `room` is what
-    /// [`Family::lay_update`] laid.
+    /// Clips by the global norm and updates the parameters with the optimizer that they were laid for. `room` is the
+    /// result of [`Family::lay_update`].
     ///
     /// # Errors
-    /// What the device could not do; no room where some is needed.
+    /// An error of the device; `room` missing where it is needed.
     fn update(
         &self,
         device: &mut dyn Device,
@@ -501,17 +505,17 @@ pub trait Family: Parameters {
         room: Option<&Room>,
     ) -> Result<(), OperationError>;
 
-    /// Exchanges the parameters with their averages, where the optimizer keeps them: twice is nothing. What a step leaves
-    /// besides stays.
+    /// Swaps the parameters with their averages, where the optimizer has averages; a second call swaps them back. Other
+    /// state of a step stays as it is.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     fn exchange(&self, device: &mut dyn Device, lasting: &Self::Lasting) -> Result<(), OperationError>;
 
     /// The loss of one batch, without gradients.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     fn evaluate(
         &self,
         device: &mut dyn Device,
@@ -520,10 +524,10 @@ pub trait Family: Parameters {
         micro: &MicroBatch,
     ) -> Result<(), OperationError>;
 
-    /// The logits of rows `first` … `first + count` of the batch last evaluated; `count` is at most the chunk.
+    /// The logits of rows `first` … `first + count` of the last evaluated batch; `count` is at most the chunk.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     fn logits(
         &self,
         device: &mut dyn Device,
@@ -536,7 +540,7 @@ pub trait Family: Parameters {
     /// The logits after one more token.
     ///
     /// # Errors
-    /// What the device could not do; a position beyond the context.
+    /// An error of the device; a position beyond the context.
     fn decode(
         &self,
         device: &mut dyn Device,

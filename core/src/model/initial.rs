@@ -1,11 +1,11 @@
-//! First values: what a region holds before the first step.
+//! Initial values of regions, before the first step.
 
 use crate::memory::{Init, Slot};
 use crate::ops::Rotary;
 use crate::random::{Random, stream};
 
-/// The first values of one layer of a slot. An element is a function of the seed, the slot's name, the layer and its own
-/// number, and of nothing else: any part of a region can be written, in any order, by any thread, on any machine.
+/// The initial values of one layer of a slot. An element depends only on the seed, the slot's name, the layer and the
+/// element's index: any part of a region can be written, in any order, by any thread, on any machine.
 ///
 /// - [`Init::Normal`]: number i of the layer's stream times the deviation ([`Random::normal`]: Box-Muller over Philox);
 /// - [`Init::Uniform`]: number i of that stream ([`Random::uniform`]) from −1 to 1, times the bound;
@@ -22,8 +22,8 @@ pub struct FirstValues {
 }
 
 impl FirstValues {
-    /// Those of layer `layer` of `slot` under `seed`. A layer has a stream of its own: the name's number plus the
-    /// layer's. A weight and its master have one name, so they begin alike.
+    /// The initial values of layer `layer` of `slot` under `seed`. Each layer has its own random stream, whose number
+    /// is the hash of the name plus the layer. A weight and its master share a name, so they begin alike.
     pub const fn new(slot: &Slot, layer: u32, seed: u64) -> FirstValues {
         let random = Random::new(seed, stream(slot.name).wrapping_add(layer as u64));
         FirstValues { init: slot.init, shape: slot.shape, elements: slot.elements(), random }
@@ -48,7 +48,7 @@ impl FirstValues {
         }
     }
 
-    /// Writes the region's elements from number `first` on: all of them from 0, or a piece at a time.
+    /// Writes the elements of the region from index `first` on: the whole region from 0, or a piece at a time.
     pub fn fill(&self, first: u64, elements: &mut [f32]) {
         (first..).zip(elements).for_each(|(i, element)| *element = self.at(i));
     }
@@ -60,7 +60,7 @@ mod tests {
     use crate::memory::{Dtype, Role};
     use crate::ops::RotaryScaling;
 
-    /// Worked out apart from this code, from the papers' definitions: layers 0 and 1 under seed 42.
+    /// Computed independently of this code from the papers' definitions: layers 0 and 1 under seed 42.
     const KNOWN: [[f32; 4]; 2] = [
         [-0.423_847, -0.846_351_4, -0.929_504_75, 0.165_202_96],
         [1.074_855_3, 0.579_333_25, 0.188_383_33, -0.238_444_15],
@@ -102,7 +102,7 @@ mod tests {
         let (least, most) = drawn.iter().fold((f32::MAX, f32::MIN), |(a, b), x| (a.min(*x), b.max(*x)));
         assert!((-0.25..-0.249).contains(&least) && (0.249..0.25).contains(&most), "{least} {most}");
         let squares: f32 = drawn.iter().map(|x| x * x).sum();
-        // b² / 3.
+        // The variance of the uniform distribution is b² / 3.
         assert!((squares / 4096.0 * 48.0 - 1.0).abs() < 0.05, "{squares}");
     }
 

@@ -1,4 +1,4 @@
-//! Model families: a configuration, its regions, their first values, and its step, written once for every device.
+//! Model families: a configuration, its regions, their initial values, and its step, written once for every device.
 
 mod activations;
 mod checks;

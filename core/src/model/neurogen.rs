@@ -1,10 +1,11 @@
 //! NeuroGen: six modules of spiking neurons that learn by local rules, an embedding in front and a decoder behind.
 //!
-//! The embedding of the last tokens reaches every module, and every module reaches the decoder's input, a residual
-//! stream of Broca's width. The decoder's error goes back to each module's outputs through the readout's own weights, and
-//! from there to its synapses by e-prop (Bellec et al. 2020), or through all synapses by backpropagation through time.
+//! The embeddings of the last tokens are inputs of every module, and every module's outputs reach the decoder's input,
+//! a residual stream as wide as Broca's outputs. The decoder's error goes back to each module's outputs through the
+//! readout's own weights, and from there to the module's synapses by e-prop (Bellec et al. 2020), or through all
+//! synapses by backpropagation through time.
 
-/// A name for each module.
+/// Makes one tensor name for each module.
 macro_rules! named {
     ($what:literal) => {
         [
@@ -40,7 +41,7 @@ use crate::ops::{
     Taps,
 };
 
-/// How synapses learn.
+/// The learning rule of the synapses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     /// e-prop, the error carried back by the readout's own weights.
@@ -49,12 +50,12 @@ pub enum Rule {
     EpropRandom,
     /// Backpropagation through time within a segment, through all synapses.
     Bptt,
-    /// They do not.
+    /// The synapses do not learn.
     Frozen,
 }
 
 impl Rule {
-    /// Whether they learn.
+    /// Whether the synapses learn.
     const fn learns(self) -> bool {
         match self {
             Rule::Eprop | Rule::EpropRandom | Rule::Bptt => true,
@@ -62,7 +63,7 @@ impl Rule {
         }
     }
 
-    /// Whether the error goes back from token to token, through synapses from spikes.
+    /// Whether the error goes back from token to token, through the synapses whose sources are spikes.
     const fn through_time(self) -> bool {
         match self {
             Rule::Bptt => true,
@@ -86,9 +87,9 @@ pub struct NeuroGen {
     pub vocab_size: u32,
     /// Columns of the embedding.
     pub embedding: u32,
-    /// Tokens whose embeddings neurons read, the last one included.
+    /// The number of last tokens, the current one included, whose embeddings are inputs of the neurons.
     pub taps: u32,
-    /// Modules and their wiring.
+    /// The modules' sizes and wiring.
     pub connectome: Connectome,
     /// Dims of the residual stream that an output reaches, Broca's own aside.
     pub fan_out: u32,
@@ -96,33 +97,33 @@ pub struct NeuroGen {
     pub skip: u32,
     /// Key size of the associative memory; 0 for none.
     pub memory: u32,
-    /// What is left of the memory after a token.
+    /// The factor by which the memory decays with each token.
     pub memory_decay: f32,
     /// Whether the Basal Ganglia gate Broca's outputs.
     pub gate: bool,
-    /// How synapses learn.
+    /// The learning rule of the synapses.
     pub rule: Rule,
-    /// Whether eligibility follows the neurons' adaptation too.
+    /// Whether eligibility traces include the neurons' adaptation.
     pub full: bool,
-    /// How much dopamine counts for a token's learning rate.
+    /// The weight of dopamine in a token's learning rate.
     pub dopamine: f32,
-    /// How much novelty counts for it.
+    /// The weight of novelty in a token's learning rate.
     pub novelty: f32,
     /// The neurons' constants.
     pub cell: Cell,
-    /// Streams that are trained side by side.
+    /// The number of streams that are trained in parallel.
     pub streams: u32,
 }
 
 /// Added to a key's mean square.
 const NORM_EPS: f32 = 1e-6;
 
-/// How a segment is run forward.
+/// The mode of a forward pass over a segment.
 #[derive(Clone, Copy)]
 struct Pass {
-    /// Whether every row begins with nothing before it.
+    /// Whether every sequence begins without state from earlier tokens.
     fresh: bool,
-    /// Whether thresholds follow the firing rates.
+    /// Whether thresholds adapt to the firing rates.
     learning: bool,
 }
 
@@ -132,13 +133,13 @@ impl NeuroGen {
         self.connectome.outputs[Module::Broca.index()]
     }
 
-    /// A region for each module, of its neurons and its fan-in.
+    /// Lays a region for each module, given its number of neurons and its fan-in.
     pub(super) fn each(&self, mut lay: impl FnMut(usize, [u32; 2]) -> Region) -> [Region; MODULES] {
         let c = &self.connectome;
         core::array::from_fn(|m| lay(m, [c.neurons[m], c.fan_in[m]]))
     }
 
-    /// Columns of what the associative memory reads: taps, and behind them the Hippocampus' outputs.
+    /// Columns of the associative memory's input: the taps, followed by the Hippocampus' outputs.
     pub(super) const fn context(&self) -> u32 {
         self.connectome.taps + self.connectome.outputs[Module::Hippocampus.index()]
     }
@@ -178,7 +179,7 @@ impl NeuroGen {
         })
     }
 
-    /// All modules at token `t`.
+    /// Runs all modules on token `t`.
     fn spike(
         &self,
         device: &mut dyn Device,
@@ -257,7 +258,8 @@ impl NeuroGen {
         device.emit(Linear { epilogue: Epilogue::Add, ..Linear::new(m.out, w.out, None, c.stream) })
     }
 
-    /// The gradients of the direct path and of the associative memory, into the taps and the Hippocampus' outputs.
+    /// The gradients of the direct path and of the associative memory, passed on to the taps and the Hippocampus'
+    /// outputs.
     fn backward_dense(
         &self,
         device: &mut dyn Device,
@@ -317,7 +319,7 @@ impl NeuroGen {
         Ok(())
     }
 
-    /// A module's neurons, from token `first` on.
+    /// The gradient operation of a module's neurons for `count` tokens from token `first` on.
     fn spike_grad(&self, t: &Training, module: Module, first: u32, count: u32) -> SpikeGrad {
         let m = module.index();
         let tokens = t.segment.x.shape[2];
@@ -328,14 +330,14 @@ impl NeuroGen {
             slope: t.slope[m],
             keep: t.segment.keep,
             fatigue_grad: t.fatigue_grad.map(|g| g[m]),
-            // Nothing comes back from behind the segment.
+            // No gradient comes back from tokens after the segment.
             spikes_grad: t.spikes_grad.map(|g| g[m]).filter(|_| first + 1 < tokens),
             outputs: self.connectome.outputs(module),
             cell: self.cell,
         }
     }
 
-    /// From the gradient of the outputs to that of the synapses.
+    /// From the gradient of the outputs to the gradient of the synapses.
     fn backward_spikes(
         &self,
         device: &mut dyn Device,
@@ -383,7 +385,7 @@ impl NeuroGen {
         Ok(())
     }
 
-    /// What the segment before left, into the segment's first slots.
+    /// Copies the state that the previous segment left into this segment's first slots.
     fn resume(&self, device: &mut dyn Device, kept: &Kept, c: &Segment) -> Result<(), OperationError> {
         device.emit(Carry { from: kept.signals, to: Spike::slot(c.signals, 0) })?;
         for (kept, spikes) in kept.spikes.into_iter().zip(c.spikes) {
@@ -394,7 +396,7 @@ impl NeuroGen {
         device.emit(Carry { from: kept.key, to: m.before.key })
     }
 
-    /// The segment's last slots, for the segment after it. The memory is written where it is kept.
+    /// Copies the segment's last slots into the state of the next segment. The memory was already written there.
     fn hand_over(&self, device: &mut dyn Device, kept: &Kept, c: &Segment) -> Result<(), OperationError> {
         let last = c.x.shape[2];
         device.emit(Carry { from: Spike::slot(c.signals, last), to: kept.signals })?;

@@ -1,28 +1,28 @@
-//! Which activations a layer keeps for the backward pass, and which it computes again.
+//! Which activations a layer saves for the backward pass, and which the backward pass recomputes.
 
-/// What each layer of a transformer writes in the forward pass and reads in the backward pass, by kind. The layers' inputs
-/// are always kept: everything else follows from them.
+/// The kinds of activations that a layer of a transformer writes in the forward pass and reads in the backward pass.
+/// The layers' inputs are always saved: everything else can be recomputed from them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Activation {
     /// The output of the norm before attention.
     Norm1,
-    /// Queries, keys and values, rotated; where they are normalised, what they were before as well.
+    /// Queries, keys and values, rotated; where they are normalised, also their values before the norm.
     Qkv,
     /// Attention's output before its projection, and the logarithms of its sums.
     Mixed,
-    /// The residual stream between the branches, where they are sequential.
+    /// The residual stream between the branches, where the branches are sequential.
     Mid,
     /// The output of the norm before the feed-forward.
     Norm2,
-    /// The feed-forward's first product: gate and up, or up alone.
+    /// The output of the feed-forward's first matrix: gate and up, or up alone.
     GateUp,
-    /// SwiGLU or GELU of that.
+    /// SwiGLU or GELU of [`Activation::GateUp`].
     Activated,
 }
 
 impl Activation {
-    /// Every kind, in the order that a layer computes them.
+    /// Every kind, in the order in which a layer computes them.
     pub const ALL: [Activation; 7] = [
         Activation::Norm1,
         Activation::Qkv,
@@ -33,7 +33,7 @@ impl Activation {
         Activation::Activated,
     ];
 
-    /// As users write it.
+    /// The name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Activation::Norm1 => "norm1",
@@ -47,7 +47,7 @@ impl Activation {
     }
 }
 
-/// What a layer can keep in 8 bits for the backward pass, in place of what the forward pass works with.
+/// The activations of which a layer can save an 8-bit copy for the backward pass instead of the activation itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum EightBits {
@@ -55,15 +55,16 @@ pub enum EightBits {
     Input,
     /// The residual stream between the branches, where they are sequential.
     Mid,
-    /// The feed-forward's first product: a SwiGLU's gate and up in E4M3, by the SwiGLU itself; up alone in blocks.
+    /// The output of the feed-forward's first matrix: a SwiGLU's gate and up in E4M3, rounded by the SwiGLU itself; up
+    /// alone in blocks.
     GateUp,
 }
 
 impl EightBits {
-    /// Every kind, in the order that a layer computes them.
+    /// Every kind, in the order in which a layer computes them.
     pub const ALL: [EightBits; 3] = [EightBits::Input, EightBits::Mid, EightBits::GateUp];
 
-    /// As users write it.
+    /// The name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             EightBits::Input => "x8",
@@ -72,7 +73,8 @@ impl EightBits {
         }
     }
 
-    /// What is not computed again where this is kept; layers' inputs never are.
+    /// The activation that must not be recomputed where this copy is saved; `None` for the layers' inputs, which never
+    /// are.
     pub const fn activation(self) -> Option<Activation> {
         match self {
             EightBits::Input => None,
@@ -82,10 +84,10 @@ impl EightBits {
     }
 }
 
-/// What the backward pass computes again: of each kind of activation those of so many layers, from the first on. Any choice
-/// gives the same gradients, bit for bit: what is computed again is computed as before, from what is kept or from what was
-/// computed again before it. Only where something is kept in 8 bits are gradients those of the rounded values, and of what
-/// is computed again from these.
+/// What the backward pass recomputes: for each kind of activation, the number of layers, from the first on, that
+/// recompute it. Any choice gives the same gradients, bit for bit, because the recomputation repeats the same
+/// operations on saved or previously recomputed values. Only an activation saved in 8 bits changes gradients: they are
+/// those of the rounded values and of everything recomputed from these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recompute {
     again: [u16; Activation::ALL.len()],
@@ -93,60 +95,60 @@ pub struct Recompute {
 }
 
 impl Recompute {
-    /// Stands for the layers of every model.
+    /// Stands for all layers of any model.
     pub const ALL_LAYERS: u16 = u16::MAX;
 
-    /// Everything is kept.
+    /// Everything is saved.
     pub const NONE: Recompute = Recompute { again: [0; Activation::ALL.len()], eight_bits: [0; EightBits::ALL.len()] };
-    /// The outputs of norms and of GELU or SwiGLU are computed again: element-wise work only.
+    /// The outputs of norms and of GELU or SwiGLU are recomputed: element-wise work only.
     pub const CHEAP: Recompute =
         Recompute::NONE.with(Activation::Norm1).with(Activation::Norm2).with(Activation::Activated);
-    /// Only each layer's input is kept.
+    /// Only each layer's input is saved.
     pub const FULL: Recompute = Recompute { again: [Recompute::ALL_LAYERS; Activation::ALL.len()], ..Recompute::NONE };
 
-    /// This choice, and one kind of all layers.
+    /// This choice, with `activation` recomputed in all layers.
     #[must_use]
     pub const fn with(self, activation: Activation) -> Recompute {
         self.with_layers(activation, Recompute::ALL_LAYERS)
     }
 
-    /// This choice, and one kind of `layers` layers, whatever it was before.
+    /// This choice, with `activation` recomputed in `layers` layers, whatever the number was before.
     #[must_use]
     pub const fn with_layers(mut self, activation: Activation, layers: u16) -> Recompute {
         self.again[activation as usize] = layers;
         self
     }
 
-    /// This choice with a kind of the first `layers` layers kept in 8 bits, whatever it was before.
+    /// This choice, with `kind` saved in 8 bits in the first `layers` layers, whatever the number was before.
     #[must_use]
     pub const fn with_eight_bits(mut self, kind: EightBits, layers: u16) -> Recompute {
         self.eight_bits[kind as usize] = layers;
         self
     }
 
-    /// Of how many layers a kind is kept in 8 bits, [`Recompute::ALL_LAYERS`] for all.
+    /// The number of layers that save `kind` in 8 bits, [`Recompute::ALL_LAYERS`] for all.
     pub const fn eight_bits(self, kind: EightBits) -> u16 {
         self.eight_bits[kind as usize]
     }
 
-    /// What is kept in 8 bits of any layer, in the order that a layer computes it.
+    /// The kinds that any layer saves in 8 bits, in the order in which a layer computes them.
     pub fn rounded(self) -> impl Iterator<Item = EightBits> {
         EightBits::ALL.into_iter().filter(move |kind| self.eight_bits(*kind) > 0)
     }
 
-    /// This choice with nothing in 8 bits.
+    /// This choice with nothing saved in 8 bits.
     #[must_use]
     pub const fn exact(self) -> Recompute {
         Recompute { again: self.again, ..Recompute::NONE }
     }
 
-    /// This choice less one kind.
+    /// This choice, with `activation` recomputed in no layer.
     #[must_use]
     pub const fn without(self, activation: Activation) -> Recompute {
         self.with_layers(activation, 0)
     }
 
-    /// What is computed again in this choice, in the other, or in both.
+    /// Recomputes whatever this choice or the other one recomputes.
     #[must_use]
     pub fn union(self, other: Recompute) -> Recompute {
         Recompute {
@@ -155,22 +157,22 @@ impl Recompute {
         }
     }
 
-    /// Of how many layers a kind is computed again, [`Recompute::ALL_LAYERS`] for all.
+    /// The number of layers that recompute `activation`, [`Recompute::ALL_LAYERS`] for all.
     pub const fn layers(self, activation: Activation) -> u16 {
         self.again[activation as usize]
     }
 
-    /// Whether a kind is computed again in any layer.
+    /// Whether any layer recomputes `activation`.
     pub const fn contains(self, activation: Activation) -> bool {
         self.layers(activation) > 0
     }
 
-    /// Its kinds, in the order that a layer computes them.
+    /// The kinds that are recomputed, in the order in which a layer computes them.
     pub fn iter(self) -> impl Iterator<Item = Activation> {
         Activation::ALL.into_iter().filter(move |a| self.contains(*a))
     }
 
-    /// This choice with every set of its kinds, itself and the empty one among them. What is kept in 8 bits stays so.
+    /// One choice for each subset of its kinds, from none to all. The copies in 8 bits stay the same.
     pub fn subsets(self) -> impl Iterator<Item = Recompute> {
         (0..1 << Activation::ALL.len()).filter_map(move |set: u32| {
             let mut some = Recompute { eight_bits: self.eight_bits, ..Recompute::NONE };

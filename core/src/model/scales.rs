@@ -1,25 +1,25 @@
-//! The scaling of a model's tensors in 8 bits, which lasts from step to step.
+//! The persistent state of the scaling of a model's 8-bit tensors.
 
 use crate::device::{Device, OperationError};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Share, Slot};
 use crate::ops::{AllGather, Carry, MaxParts, Rescale, Scaling};
 use crate::train::Ranks;
 
-/// The scaling of all tensors in one format, as many in each layer.
+/// The scaling of all tensors in one format; every layer has the same number of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scales {
     all: Rescale,
     /// Tensors of a layer.
     tensors: u32,
-    /// Where there are several ranks: [ranks, tensors of all layers], the largest |x| of each, and which this one is.
+    /// With several ranks: [ranks, tensors of all layers], the largest |x| of each tensor, and the number of this rank.
     of_ranks: Option<(Region, u32)>,
 }
 
 impl Scales {
-    /// Steps whose largest values must be known before a scale is worth using.
+    /// The number of steps whose largest values must be recorded before a scale is usable.
     pub const WARMUP: u32 = Rescale::HISTORY;
 
-    /// Lays them, all scales 1 and nothing remembered; `prefix` tells the formats apart.
+    /// Lays the scalings, with all scales 1 and an empty history; `prefix` distinguishes the formats.
     pub(super) fn lay(
         prefix: &'static str,
         dtype: Dtype,
@@ -44,7 +44,7 @@ impl Scales {
         Scales { all: Rescale { dtype, amax, history, scale, inverse }, tensors, of_ranks }
     }
 
-    /// The numbers of one tensor of a layer.
+    /// The scaling of one tensor of a layer.
     pub(super) fn of(&self, layer: u32, tensor: u32) -> Scaling {
         let at = (layer * self.tensors + tensor) as u64;
         let of = |all: Region, at: u64| all.offset + at * all.dtype.size();
@@ -52,7 +52,7 @@ impl Scales {
         Scaling::at(of(self.all.amax, at), of(self.all.scale, at), inverse)
     }
 
-    /// Ends a step: of several ranks with the largest values of all, so that all have the same scales.
+    /// Ends a step: takes the maximum over all ranks, so that every rank computes the same scales.
     pub(super) fn update(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         if let Some((parts, rank)) = self.of_ranks {
             let largest = self.all.amax;

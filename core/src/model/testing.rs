@@ -1,4 +1,4 @@
-//! Everything of a family on a meter, for the families' tests.
+//! Runs everything of a family on a meter, for the families' tests.
 
 use super::{Capability, Family, MicroBatch, Purpose};
 use crate::device::{Device, Meter, Op, OperationError, Profile, Rates, Single};
@@ -23,7 +23,7 @@ impl Profile for Half {
     }
 }
 
-/// A meter that also wants every operand of an operation to have a name of its own.
+/// A meter that also checks that every operand of an operation has its own name.
 struct Named<'p>(Meter<'p>);
 
 impl Device for Named<'_> {
@@ -37,7 +37,7 @@ impl Device for Named<'_> {
     }
 }
 
-/// Runs everything of `family` on a meter; the regions it was laid in.
+/// Runs everything of `family` on a meter, and returns the entries of the regions that it was laid in.
 pub fn metered<F: Family>(family: &F, micro: &MicroBatch, profile: &dyn Profile) -> heapless::Vec<Entry, 320> {
     let mut seen = heapless::Vec::new();
     let mut visit = |e: &Entry| seen.push(*e).expect("room for 320");

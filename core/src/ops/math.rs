@@ -1,4 +1,5 @@
-//! Scalar functions and sums that the reference loops share. Fixed order, libm on every machine.
+//! Scalar functions and sums that the reference loops share. The order of summation is fixed, and every machine uses
+//! libm.
 
 /// Sum of products in eight lanes and a fixed tree: vectorises, and gives the same bits everywhere.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -16,7 +17,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     tree(lanes)
 }
 
-/// [`dot`], bit by bit, where vectors may be so short that a call and its loops would be most of it.
+/// The same bits as [`dot`], for vectors so short that the call and its loops would take most of the time.
 #[inline(always)]
 pub(super) fn short_dot(a: &[f32], b: &[f32]) -> f32 {
     match (<&[f32; 8]>::try_from(a), <&[f32; 8]>::try_from(b)) {
@@ -31,8 +32,8 @@ pub(super) fn short_dot(a: &[f32], b: &[f32]) -> f32 {
     }
 }
 
-/// [`dot`] of `a` with each of two others, which reads `a` once: the same bits.
-// A call of it is as long as eight columns of two short rows.
+/// [`dot`] of `a` with each of two other vectors, reading `a` once: the same bits.
+// Inlined: a call would take as long as eight columns of two short rows.
 #[inline(always)]
 pub fn dots(a: &[f32], [b, c]: [&[f32]; 2]) -> [f32; 2] {
     let mut lanes = [[0.0f32; 8]; 2];

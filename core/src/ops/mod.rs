@@ -1,6 +1,7 @@
-//! The operations: a file each, in a folder of its kind, with shapes, definition in f32 loops, and where the formula comes from.
+//! The operations: one file each, in a folder for each kind, with shapes, definition in f32 loops, and the formula's
+//! source.
 //!
-//! Regions are row-major. `rows` are tokens; weights of products are `[out, in]`, as in PyTorch.
+//! Regions are row-major. `rows` are tokens; weights of linear layers are `[out, in]`, as in PyTorch.
 
 mod attention;
 mod decoding;

@@ -55,7 +55,7 @@ impl<const WORDS: usize> Bench<WORDS> {
         region
     }
 
-    /// NaN: what an operation must write before anyone reads it.
+    /// A region of NaN, for outputs that the operation must write before they are read.
     pub fn poison(&mut self, shape: [u32; 4]) -> Region {
         let region = self.region(Dtype::F32, shape);
         let mut arena = Arena::new(&mut self.storage);
@@ -72,12 +72,12 @@ impl<const WORDS: usize> Bench<WORDS> {
         region
     }
 
-    /// What `operation` fails with, run without a look at its shapes before.
+    /// The error of `operation` when it runs without a check of its shapes.
     pub fn fails(&mut self, operation: impl Operation) -> Option<OperationError> {
         operation.reference(&mut Arena::new(&mut self.storage)).err()
     }
 
-    /// Codes that nobody wrote: NaN.
+    /// A region of codes that nothing has written: NaN.
     pub fn codes(&mut self, dtype: Dtype, shape: [u32; 4]) -> Region {
         let region = self.region(dtype, shape);
         let mut arena = Arena::new(&mut self.storage);
@@ -112,15 +112,15 @@ impl<const WORDS: usize> Bench<WORDS> {
         bytemuck::cast_slice(&bytes[region.offset as usize..region.end() as usize])
     }
 
-    /// Σ output ∘ weights: a scalar whose gradient by the output is `weights`.
+    /// Σ output ∘ weights: a scalar whose gradient with respect to the output is `weights`.
     pub fn project(&mut self, output: Region, weights: Region) -> f64 {
         let arena = Arena::new(&mut self.storage);
         let (out, weights) = (arena.f32(output).unwrap(), arena.f32(weights).unwrap());
         out.iter().zip(weights).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
     }
 
-    /// Holds `gradient` against central differences of Σ output ∘ weights by each element of `input`: at most 0.2 % apart
-    /// of the element and of the largest one, or of 1 where that is larger still.
+    /// Compares `gradient` with central differences of Σ output ∘ weights for each element of `input`: they differ by
+    /// at most 0.2 % of the element and 0.2 % of the largest element, or of 1 where that is smaller.
     pub fn check_gradient<O: Operation>(
         &mut self,
         forward: O,

@@ -1,5 +1,5 @@
-//! AdamW (Loshchilov and Hutter 2019) of matrices, whose second moment is that of rows times that of columns (Adafactor, Shazeer and
-//! Stern 2018): of it a matrix keeps a number a row and a number a column.
+//! AdamW (Loshchilov and Hutter 2019) of matrices with a factored second moment: the product of one factor for the row
+//! and one for the column (Adafactor, Shazeer and Stern 2018), so it takes one number for each row and each column.
 
 use super::Group;
 use super::rule::{Constants, STATES, State, Update};

@@ -1,4 +1,4 @@
-//! The rows of an embedding that a batch used, moved during the backward pass: no gradient of the table ever exists.
+//! The rows of an embedding that a batch used, updated during the backward pass: the table's gradient never exists.
 
 use super::Factored;
 use crate::device::{Device, OperationError};
@@ -6,23 +6,23 @@ use crate::memory::{Dtype, Ledger, Region, Role, Slot};
 use crate::model::Control;
 use crate::ops::EmbedUpdate;
 
-/// What it keeps of a table.
+/// The state of a table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct InPlace {
-    /// [rows, 2]: a row's second moment, and the steps that used it.
+    /// [rows, 2]: a row's second moment, and the number of steps that used the row.
     moment: Region,
 }
 
 impl InPlace {
-    /// Lays it for a table of so many rows.
+    /// Lays the state of a table of `rows` rows.
     pub fn lay(name: &'static str, rows: u32, ledger: &mut dyn Ledger) -> InPlace {
         InPlace { moment: ledger.region(Slot::new(name, Role::Moment, Dtype::F32, [1, 1, rows, 2])).first }
     }
 
-    /// Moves the rows of `ids` in `table` by `x_grad`, the gradient of what was looked up.
+    /// Updates the rows of `ids` in `table` with `x_grad`, the gradient of the looked-up rows.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     pub fn update(
         &self,
         device: &mut dyn Device,

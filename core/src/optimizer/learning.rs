@@ -1,4 +1,4 @@
-//! What training keeps of a model's parameters: their gradients, and what moves them at the end of a step.
+//! The training state of a model's parameters: their gradients, and the update at the end of a step.
 
 #[cfg(feature = "compressed")]
 use super::released::{self, Released};
@@ -10,42 +10,43 @@ use crate::memory::{Dtype, Ledger, Section};
 use crate::model::{Control, Parameter, Parameters};
 use crate::train::Ranks;
 
-/// The most ranges of a model's parameters. Few on a chip, which has them on its stack and no tables of whole matrices.
+/// The largest number of ranges of a model's parameters. Smaller on a chip, which has the ranges on its stack and no
+/// tables of whole matrices.
 pub(super) const RANGES: usize = if cfg!(feature = "compressed") { 12 } else { 8 };
-/// Why a model with more is not updated.
+/// The reason why a model with more ranges is not updated.
 pub(super) const TOO_MANY: &str = "an update moves at most 12 ranges of parameters, on a chip 8; lay those of one type and one group behind \
                                    each other";
 
-/// What training keeps of a model's parameters; `T` is its table of them.
+/// The training state of a model's parameters; `T` is the model's table of regions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Learning<T> {
-    /// The gradients of those that have one. Others have a place without elements.
+    /// The gradients. A parameter without a gradient has a region without elements.
     pub gradients: T,
-    /// What moves them.
+    /// The update of the parameters.
     pub updater: Updater,
 }
 
-/// What moves a model's parameters.
+/// The update of a model's parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Updater {
     pub(super) optimizer: Optimizer,
     pub(super) kept: Kept,
 }
 
-/// What an optimizer keeps from step to step.
+/// The persistent state of an optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Kept {
-    /// All of it.
+    /// All of the state, in one process.
     Whole(Whole),
-    /// What one of several ranks keeps.
+    /// The share of one of several ranks.
     Shared(Shared),
-    /// All of it but gradients.
+    /// All of the state except gradients, which are released layer by layer.
     #[cfg(feature = "compressed")]
     Released(Released),
 }
 
-/// Lays the weights of `model` in the types that `weight` says and, for one of the ranks in training, what its optimizer
-/// needs: masters, gradients and state.
+/// Lays the weights of `model` in the types that `weight` gives. In training also lays what the optimizer needs on this
+/// rank: masters, gradients and state.
 pub fn lay<M: Parameters>(
     model: &M,
     training: Option<(Ranks, Optimizer)>,
@@ -53,7 +54,7 @@ pub fn lay<M: Parameters>(
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
 ) -> (M::Table, Option<Learning<M::Table>>) {
-    // Each makes the result in its place: a chip has no room for another copy on its stack.
+    // Each of these functions writes its result in place: a chip's stack has no room for another copy.
     match &training {
         None => weights::lay_alone(model, weight, ledger),
         Some((ranks, optimizer)) if ranks.shares() => shared::lay(model, (*ranks, optimizer), profile, weight, ledger),
@@ -64,32 +65,32 @@ pub fn lay<M: Parameters>(
 }
 
 impl Updater {
-    /// Whether the parameters of `group` do not learn.
+    /// Whether the parameters of `group` are frozen.
     pub fn freezes(&self, group: Group) -> bool {
         !self.optimizer.of(group).rule.learns()
     }
 
-    /// Whether it keeps averages of what it moves.
+    /// Whether it maintains averages of the parameters that it updates.
     pub const fn averages(&self) -> bool {
         self.optimizer.averages()
     }
 
-    /// Whether it moves parameters as their gradients are formed.
+    /// Whether it updates parameters as soon as their gradients are formed.
     pub const fn releases(&self) -> bool {
         self.optimizer.releases()
     }
 
-    /// Whether the gradients of a micro-batch are added to those before it, which is not the step's first unless `first`.
+    /// Whether a micro-batch adds its gradients to those of the micro-batches before it. The first of a step does not.
     pub fn accumulates(&self, first: bool) -> bool {
         !first && !matches!(&self.kept, Kept::Shared(shared) if shared.ranks().each())
     }
 
-    /// Goes on from the gradients of `section`, which a micro-batch has formed, the step's first or a later one: where ranks
-    /// share gradients they are added to the step's, and where gradients are released the section is moved. The rest of the
-    /// micro-batch reads no parameter of it.
+    /// Processes the gradients of `section`, which a micro-batch has formed: where ranks share gradients, adds them to
+    /// the step's sum; where gradients are released, updates the section. `first` marks the step's first micro-batch.
+    /// The rest of the micro-batch reads no parameter of the section.
     ///
     /// # Errors
-    /// What the device could not do; gradients that are released in a later micro-batch.
+    /// An error of the device; a later micro-batch where gradients are released.
     pub fn formed(
         &self,
         device: &mut dyn Device,
@@ -105,11 +106,11 @@ impl Updater {
         }
     }
 
-    /// Ends a micro-batch, the step's first or a later one: where every one forms its gradient by itself, it is added to the
-    /// step's.
+    /// Ends a micro-batch: where each micro-batch forms its gradients separately, adds them to the step's sum. `first`
+    /// marks the step's first micro-batch.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     pub fn end_micro_batch(
         &self,
         device: &mut dyn Device,
@@ -122,12 +123,12 @@ impl Updater {
         }
     }
 
-    /// Clips by the global norm, then moves every range, those of whole matrices in `room`, and averages what it moved. A rank
-    /// adds up the gradients of all before, unless that is done, and moves its part, which it gives to the others. Where
-    /// gradients are released all is moved, and only averaged.
+    /// Clips by the global norm, updates every range (whole matrices in the scratch `room`), and averages the updated
+    /// parameters. A rank first sums the gradients of all ranks, unless that is done, then updates its share and sends
+    /// it to the other ranks. Where gradients are released, everything is already updated, and is only averaged.
     ///
     /// # Errors
-    /// What the device could not do; a model of too many ranges; no room where some is needed.
+    /// An error of the device; a model of too many ranges; `room` missing where it is needed.
     pub fn update(
         &self,
         device: &mut dyn Device,
@@ -142,11 +143,11 @@ impl Updater {
         }
     }
 
-    /// Exchanges the parameters with their averages, where there are any: twice is nothing. A rank gives what it has of them
-    /// to the others.
+    /// Swaps the parameters with their averages, if there are any; a second call swaps them back. A rank swaps its
+    /// share and sends it to the other ranks.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     pub fn exchange(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         match &self.kept {
             Kept::Whole(whole) => whole.exchange(device, &self.optimizer),

@@ -10,7 +10,7 @@ use crate::ops::{self, Moved};
 pub struct Lion {
     /// β₁, of the blend.
     pub beta1: f32,
-    /// β₂, of what is kept.
+    /// β₂, of the stored momentum.
     pub beta2: f32,
 }
 

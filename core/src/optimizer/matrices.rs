@@ -1,6 +1,6 @@
-//! Parameters that are moved as whole matrices: which matrices they have, the room in which those are orthogonalised, and the
-//! operations that move them. Matrices of one shape are orthogonalised together, as many as there is room for. Other rules move each
-//! layer's by itself ([`each`]).
+//! Updates of whole matrices: the matrices of each parameter, the scratch in which they are orthogonalised, and the
+//! operations that update them. Matrices of one shape are orthogonalised together, as many as there is room for. Rules
+//! other than Muon update each layer's matrix by itself ([`each`]).
 
 use core::num::NonZeroU32;
 
@@ -11,24 +11,24 @@ use crate::memory::{Dtype, Layout, Ledger, Region, Role, Slot, Space, Stacked};
 use crate::model::{Control, Parameter, Parameters};
 use crate::ops::{BlendMomentum, Cut, MatrixMomentum, MatrixMove, Orthogonalise, RowFactors};
 
-/// Elements that all four regions of a room have together at the most, unless a layer's matrices of one parameter need more:
-/// enough matrices to fill a GPU, little beside activations.
+/// The largest number of elements of all four regions of a [`Room`] together, unless the matrices that one parameter
+/// has in a layer need more: enough matrices to occupy a GPU, and small next to activations.
 const MOST: u64 = 32 << 20;
-/// Why nothing is moved.
+/// The error of an update without scratch.
 const NO_ROOM: OperationError = OperationError::Unsupported("no room was laid for an update of whole matrices");
-/// Why it is not.
+/// The error of an update of too many matrices.
 const TOO_MANY: OperationError = OperationError::Unsupported("a model has more matrices than an update takes apart");
 
 #[cfg(feature = "compressed")]
 mod each;
 
-/// The matrices of a parameter: a layer's rows and columns, and how they are taken apart.
+/// The matrices of a parameter: rows and columns of a layer's tensor, and how it is split into matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Matrices {
-    /// Never 0, so that an optional one is no larger.
+    /// Never 0, so that an `Option` of this takes no extra space.
     layers: NonZeroU32,
     shape: [u32; 2],
-    /// Rows of the first two parts; the third has what they leave.
+    /// Rows of the first two parts; the third part has the remaining rows.
     parts: [u32; 2],
     turns: u32,
 }
@@ -42,22 +42,22 @@ impl Matrices {
         Matrices { layers, shape: p.shape, parts: [p.parts[0], p.parts[1]], turns: p.turns }
     }
 
-    /// Those of so many of its layers; nothing of none.
+    /// The matrices of `layers` of its layers; `None` for no layers.
     pub(super) fn of_layers(self, layers: u32) -> Option<Matrices> {
         Some(Matrices { layers: NonZeroU32::new(layers)?, ..self })
     }
 
-    /// Rows and columns of a layer's.
+    /// Rows and columns of one layer's tensor.
     pub(super) const fn shape(&self) -> [u32; 2] {
         self.shape
     }
 
-    /// How many layers there are.
+    /// The number of layers.
     pub(super) const fn layers(&self) -> u32 {
         self.layers.get()
     }
 
-    /// A cut of one part that is all of it.
+    /// A cut of one part that covers the whole tensor.
     fn whole(&self) -> Cut {
         let [rows, columns] = self.shape;
         let layer = (u64::from(rows) * u64::from(columns)).next_multiple_of(Layout::GRAIN);
@@ -65,7 +65,7 @@ impl Matrices {
         Cut { layers, layer, parts: 1, rows, columns, first: 0, step: rows, run: rows, period: rows }
     }
 
-    /// The cuts that together are all of it: neighbouring parts of one shape are one.
+    /// The cuts that together cover the whole tensor: adjacent parts of one shape are one cut.
     fn cuts(&self) -> impl Iterator<Item = Cut> + use<> {
         let ([rows, _], parts, turns, whole) = (self.shape, self.parts, self.turns, self.whole());
         let one = match (turns, parts) {
@@ -80,7 +80,7 @@ impl Matrices {
             let rows = parts[i];
             let start = first;
             first += rows;
-            // The first of those that are alike stands for all of them.
+            // The first of several equal parts stands for all of them.
             if rows == 0 || i > 0 && parts[i - 1] == rows {
                 return None;
             }
@@ -90,22 +90,22 @@ impl Matrices {
         one.into_iter().chain(below)
     }
 
-    /// Where the numbers of the rows of `cut` lie, which is one of them or some layers of it.
+    /// The cut of the numbers that a table has for each row of `cut`.
     fn of_rows(&self, cut: &Cut) -> Cut {
         Cut { layer: u64::from(self.shape[0]).next_multiple_of(Layout::GRAIN), columns: 1, ..*cut }
     }
 }
 
-/// A table of a parameter's matrices: where it begins, in bytes, and how far its layers lie apart.
+/// A table of a parameter's matrices: its first byte, and the distance between its layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Stack {
     pub(super) dtype: Dtype,
     pub(super) first: u64,
-    /// Nothing where layers follow each other.
+    /// Bytes from one layer to the next; `None` where the layers are contiguous.
     pub(super) stride: Option<u64>,
 }
 
-/// Where the tables of a parameter's matrices lie.
+/// The tables of a parameter's matrices.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Place {
     pub(super) group: Group,
@@ -114,20 +114,21 @@ pub(super) struct Place {
     pub(super) remainder: Option<Stack>,
     pub(super) gradient: Stack,
     pub(super) momentum: Stack,
-    /// Where the rule keeps a number a row, or a row and a column.
+    /// The rule's numbers for each row, or for each row and column.
     pub(super) squares: Stack,
 }
 
 impl Place {
-    /// How many layers one operation moves at the most: those that follow each other in every table.
+    /// The largest number of layers that one operation can update: all of them where they are contiguous in every
+    /// table.
     fn together(&self) -> u32 {
         let apart = [self.weight, self.gradient, self.momentum].iter().any(|stack| stack.stride.is_some());
         if apart { 1 } else { u32::MAX }
     }
 }
 
-/// Room in which matrices are orthogonalised. It may share bytes with all that a micro-batch needs. Factors of rows take the place
-/// of x, which is free by then.
+/// Scratch in which matrices are orthogonalised. It may share bytes with everything that a micro-batch needs. Row
+/// factors reuse the region of x, which is free by then.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Room {
     x: Region,
@@ -136,20 +137,21 @@ pub struct Room {
     polynomial: Region,
 }
 
-/// How many matrices of this shape are moved at a time, of all that there are: `all` and the most of a layer.
+/// The number of matrices of this shape to update at a time, given the number of all such matrices, `all`, and the
+/// largest number that one parameter has in a layer.
 fn at_once([m, n]: [u32; 2], [all, of_layer]: [u32; 2]) -> u32 {
     let each = 2 * u64::from(m) * (u64::from(m) + u64::from(n));
     (MOST / each.max(1)).clamp(of_layer.into(), all.max(of_layer).into()) as u32
 }
 
-/// Matrices of `shape` among all of `cuts`, and the most of one layer of one parameter.
+/// The number of matrices of `shape` in `cuts`, and the largest number that one parameter has in a layer.
 fn counted(shape: [u32; 2], cuts: impl Iterator<Item = Cut>) -> [u32; 2] {
     let alike = cuts.filter(|cut| cut.wide() == shape);
     alike.fold([0; 2], |[all, of_layer], cut| [all.saturating_add(cut.count()), of_layer.max(cut.parts)])
 }
 
 impl Room {
-    /// Lays what `optimizer` needs for the matrices of `model`; nothing where it moves none whole.
+    /// Lays the scratch that `optimizer` needs for the matrices of `model`; `None` where it updates no whole matrices.
     pub fn lay<M: Parameters + ?Sized>(
         model: &M,
         optimizer: &Optimizer,
@@ -161,9 +163,9 @@ impl Room {
             if optimizer.moves_whole(p) && orthogonalises(optimizer, p.group) {
                 by_rows |= matches!(optimizer.of(p.group).rule, Rule::Muon(Muon { row_norm: true, .. }));
                 let all = Matrices::of(p);
-                // Where gradients are released a layer's are moved by themselves.
+                // Where gradients are released, each layer's matrices are updated separately.
                 let layer = if optimizer.releases() && p.is_layered() { all.of_layers(1) } else { None };
-                // More than there is room for are refused as they are moved.
+                // Too many matrices are refused when they are updated.
                 let _ = found.push(layer.unwrap_or(all));
             }
             Stacked::NOTHING
@@ -173,7 +175,7 @@ impl Room {
         }
         let cuts = || found.iter().flat_map(Matrices::cuts);
         let dtype = profile.dtype(Role::Work);
-        // Of factors in f32, a matrix has as many as its longer side at the most.
+        // Factors are f32, and a matrix has at most as many as its longer dimension.
         let least = if by_rows { Dtype::F32.size().div_ceil(dtype.size()) } else { 0 };
         let [mut matrices, mut squares] = [0u64; 2];
         for shape in cuts().map(|cut| cut.wide()) {
@@ -193,14 +195,15 @@ impl Room {
         })
     }
 
-    /// The place of `count` matrices of [rows, columns] in one of its regions, behind `before` others.
+    /// The part of a scratch region for `count` matrices of [rows, columns], after `before` other matrices of that
+    /// shape.
     const fn part(region: Region, before: u32, [count, rows, columns]: [u32; 3]) -> Region {
         let elements = before as u64 * rows as u64 * columns as u64;
         Region { offset: region.offset + elements * region.dtype.size(), shape: [1, count, rows, columns], ..region }
     }
 }
 
-/// Matrices that are on their way: of which place, which of its layers, and how many others lie before them in the room.
+/// Matrices in the scratch: their place, their layers, and the number of matrices before them.
 #[derive(Clone, Copy)]
 struct Piece {
     place: usize,
@@ -209,12 +212,12 @@ struct Piece {
     before: u32,
 }
 
-/// Whether the matrices of `group` are orthogonalised.
+/// Whether the rule of `group` orthogonalises its matrices.
 const fn orthogonalises(optimizer: &Optimizer, group: Group) -> bool {
     matches!(optimizer.of(group).rule, Rule::Muon(_))
 }
 
-/// What moves them, and with what.
+/// An update of whole matrices and its operands.
 struct Mover<'a> {
     control: &'a Control,
     optimizer: &'a Optimizer,
@@ -222,10 +225,10 @@ struct Mover<'a> {
     room: &'a Room,
 }
 
-/// Moves all of `places`.
+/// Updates all of `places`.
 ///
 /// # Errors
-/// What the device could not do; that there is no room.
+/// An error of the device; missing scratch.
 #[inline(never)]
 pub(super) fn update(
     device: &mut dyn Device,
@@ -253,7 +256,7 @@ pub(super) fn update(
 }
 
 impl Mover<'_> {
-    /// The places whose matrices are orthogonalised, by their numbers.
+    /// The places whose matrices are orthogonalised, with their indices.
     fn places(&self) -> impl Iterator<Item = (usize, &Place)> {
         self.places.iter().enumerate().filter(|(_, place)| orthogonalises(self.optimizer, place.group))
     }
@@ -262,7 +265,8 @@ impl Mover<'_> {
         self.places().flat_map(|(i, place)| place.matrices.cuts().map(move |cut| (i, cut)))
     }
 
-    /// Moves all momentum in 8 bits, whose blocks go across the rows of a cut, as it lies, and makes each gradient the blend.
+    /// Updates all momentum in blocks of 8 bits, which span the rows of a cut, and replaces each gradient with the
+    /// blend.
     fn blend_coded(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         let Control { settings, results, .. } = *self.control;
         for (number, place) in self.places().filter(|(_, place)| place.momentum.dtype != Dtype::F32) {
@@ -277,7 +281,7 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Moves all matrices of one shape, as many at a time as there is room for.
+    /// Updates all matrices of one shape, as many at a time as there is room for.
     fn of_shape(&self, device: &mut dyn Device, shape: [u32; 2]) -> Result<(), OperationError> {
         let most = at_once(shape, counted(shape, self.cuts().map(|(_, cut)| cut)));
         let mut pieces: heapless::Vec<Piece, { 3 * RANGES }> = heapless::Vec::new();
@@ -303,7 +307,7 @@ impl Mover<'_> {
         self.finish(device, shape, &pieces, filled)
     }
 
-    /// A piece's rows of `stack`.
+    /// The rows of a piece in `stack`.
     const fn rows(piece: &Piece, Stack { dtype, first, stride }: Stack) -> Region {
         let stride = match stride {
             Some(stride) => stride,
@@ -314,7 +318,7 @@ impl Mover<'_> {
         Region { space: Space::Arena, dtype, offset, shape: [1, 1, rows, Layout::GRAIN as u32] }
     }
 
-    /// Moves the momentum of a piece, and gathers what is orthogonalised.
+    /// Updates the momentum of a piece, and gathers the blend to be orthogonalised in the scratch.
     fn blend(&self, device: &mut dyn Device, [m, n]: [u32; 2], piece: &Piece) -> Result<(), OperationError> {
         let Piece { place, cut, before, .. } = *piece;
         let Place { group, gradient, momentum, .. } = self.places[place];
@@ -325,7 +329,7 @@ impl Mover<'_> {
         device.emit(MatrixMomentum { gradient, momentum, out, settings, results, group, cut })
     }
 
-    /// Orthogonalises `count` matrices, and moves those of `pieces` by them.
+    /// Orthogonalises `count` matrices, and updates the weights of `pieces` with the results.
     fn finish(
         &self,
         device: &mut dyn Device,
@@ -346,7 +350,7 @@ impl Mover<'_> {
             let recipe = self.optimizer.of(group);
             let Rule::Muon(muon) = recipe.rule else { return Ok(()) };
             let (x, count) = (Room::part(self.room.out, before, [cut.count(), m, n]), cut.count());
-            // One piece after the other uses it.
+            // The pieces use this region in turn.
             let room = Region { dtype: Dtype::F32, shape: [1, 1, count, cut.rows], ..self.room.x };
             let factors = muon.row_norm.then_some(room);
             if let Some(factors) = factors {

@@ -1,9 +1,9 @@
-//! Optimizers: how a parameter learns, what that keeps in memory, and the operations that move it.
+//! Optimizers: how a parameter learns, the state that learning needs in memory, and the operations of the update.
 //!
-//! A family lists its parameters, each with its [`Group`] and with how it [`Learns`]. An [`Optimizer`] has a [`Rule`] and
-//! settings for each group. A rule is a file here, which says what it keeps of a parameter and which operation moves it,
-//! and a word in the list of rules below: families, plans, checkpoints and ranks know none. Where it
-//! [averages](Optimizer::averages), an update ends with the averages of what it moved.
+//! A family lists its parameters, each with its [`Group`] and with when it [`Learns`]. An [`Optimizer`] has a [`Rule`]
+//! and settings for each group. A rule is one file in this folder, which defines its state and its operation, and one
+//! word in the list of rules below: families, plans, checkpoints and ranks know no individual rule. An optimizer that
+//! [averages](Optimizer::averages) ends an update by averaging the updated parameters.
 
 mod adamw;
 #[cfg(feature = "compressed")]
@@ -55,18 +55,18 @@ pub enum Learns {
     FromGradient,
     /// During the backward pass, without a gradient of its own: see [`Factored`] and [`InPlace`].
     InBackward,
-    /// By no optimizer: neither gradient nor state is kept. A forward pass may still change it.
+    /// Through no optimizer: it has neither gradient nor state. A forward pass may still change it.
     Never,
 }
 
-/// Parameters that have settings of their own.
+/// A group of parameters with common settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
     /// Matrices of linear layers.
     Matrix,
-    /// The table that ids are looked up in, which makes the logits too where the head is tied to it.
+    /// The table that ids are looked up in, which also computes the logits where the head is tied to it.
     Embedding,
-    /// The table that makes the logits, where it is another.
+    /// The table that computes the logits, where it is separate.
     Head,
     /// Biases and gains.
     Vector,
@@ -75,17 +75,17 @@ pub enum Group {
 }
 
 impl Group {
-    /// How many there are.
+    /// The number of groups.
     pub const COUNT: usize = 5;
-    /// All of them, in the order of their indices.
+    /// All groups, in the order of their indices.
     pub const ALL: [Group; Self::COUNT] = [Group::Matrix, Group::Embedding, Group::Head, Group::Vector, Group::Synapse];
 
-    /// The one of this name.
+    /// The group of this name.
     pub fn named(name: &str) -> Option<Group> {
         Self::ALL.into_iter().find(|group| group.name() == name)
     }
 
-    /// Its place in [`Group::ALL`].
+    /// Its index in [`Group::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -101,7 +101,7 @@ impl Group {
         }
     }
 
-    /// Whether weight decay falls on it where nothing else is said: on matrices and tables.
+    /// Whether weight decay applies to it by default: to matrices and tables.
     pub const fn decays(self) -> bool {
         match self {
             Group::Matrix | Group::Embedding | Group::Head => true,
@@ -110,7 +110,7 @@ impl Group {
     }
 }
 
-/// How a group's parameters are moved.
+/// The update settings of a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Recipe {
     /// The rule.
@@ -121,19 +121,19 @@ pub struct Recipe {
     pub decay: f32,
 }
 
-/// The same rows of every table that an update reads or writes.
+/// The same rows in every table that an update reads or writes.
 #[derive(Clone, Copy)]
 struct Rows {
     weight: Region,
-    /// What weights in bf16 lack of their masters.
+    /// The part of the masters that bf16 weights lack.
     remainder: Option<Region>,
     gradient: Region,
-    /// As many as the rule keeps.
+    /// As many as the rule has.
     states: [Region; STATES],
 }
 
 impl Rows {
-    /// What an operation is told of them, with these factor of the learning rate and decay.
+    /// The operands of an update operation, with this factor of the learning rate and this decay.
     #[inline(always)]
     const fn moved(&self, control: &Control, group: Group, [rate, decay]: [f32; 2]) -> Moved {
         let Rows { weight, remainder, gradient, .. } = *self;
@@ -142,17 +142,17 @@ impl Rows {
     }
 }
 
-/// The same rows of parameters and of their averages.
+/// The same rows of parameters and their averages.
 #[derive(Clone, Copy)]
 struct Averaged {
     weight: Region,
-    /// What weights in bf16 lack of their masters.
+    /// The part of the masters that bf16 weights lack.
     remainder: Option<Region>,
     average: Region,
 }
 
 impl Averaged {
-    /// Averages them.
+    /// Updates the averages.
     #[inline(never)]
     fn average(self, device: &mut dyn Device, control: &Control) -> Result<(), OperationError> {
         let Averaged { weight, remainder, average } = self;
@@ -160,7 +160,7 @@ impl Averaged {
         device.emit(Average { weight, remainder, average, settings, results })
     }
 
-    /// Exchanges both.
+    /// Swaps the parameters with their averages.
     #[inline(never)]
     fn exchange(self, device: &mut dyn Device) -> Result<(), OperationError> {
         let Averaged { weight, remainder, average } = self;
@@ -168,8 +168,8 @@ impl Averaged {
     }
 }
 
-/// A recipe for every group, how what they keep is stored, whether the parameters that they move are averaged, and whether gradients are
-/// released.
+/// A recipe for every group, the storage of states, whether the updated parameters are averaged, and whether gradients
+/// are released.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Optimizer {
     recipes: [Recipe; Group::COUNT],
@@ -180,12 +180,12 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Whether a parameter is moved as whole matrices.
+    /// Whether the parameter is updated as whole matrices.
     pub fn moves_whole(&self, p: &Parameter) -> bool {
         self.learns(p) && self.of(p.group).rule.is_whole()
     }
 
-    /// One rule for all, with `decay` for the groups on which it falls.
+    /// One rule for all groups, with `decay` for the groups that decay by default.
     pub const fn new(rule: Rule, decay: f32) -> Optimizer {
         let mut recipes = [Recipe { rule, rate: 1.0, decay: 0.0 }; Group::COUNT];
         let mut i = 0;
@@ -198,54 +198,56 @@ impl Optimizer {
         Optimizer { recipes, averages: false, states: States::F32, remainder: Some(Dtype::Remainder), releases: false }
     }
 
-    /// AdamW for all.
+    /// AdamW for all groups.
     pub const fn adamw([beta1, beta2]: [f32; 2], eps: f32, decay: f32) -> Optimizer {
         Self::new(Rule::AdamW(AdamW { beta1, beta2, eps }), decay)
     }
 
-    /// The same with another recipe for `group`.
+    /// This optimizer with another recipe for `group`.
     #[must_use]
     pub const fn with(mut self, group: Group, recipe: Recipe) -> Optimizer {
         self.recipes[group.index()] = recipe;
         self
     }
 
-    /// The same, which keeps an average of every parameter that learns where it `averages`.
+    /// This optimizer, with an average of every learning parameter if `averages`.
     #[must_use]
     pub const fn averaging(self, averages: bool) -> Optimizer {
         Optimizer { averages, ..self }
     }
 
-    /// The same, whose rules keep their states so, and which keeps so much of what weights in bf16 lack of their masters:
-    /// [`Dtype::Remainder`] or [`Dtype::Remainder8`]. Without it weights in bf16 are rounded by chance, in one process.
+    /// This optimizer, which stores its states as `states`, and of each bf16 weight's missing part the type
+    /// `remainder`: [`Dtype::Remainder`] or [`Dtype::Remainder8`]. Without a remainder bf16 weights are rounded
+    /// stochastically, in one process only.
     #[must_use]
     pub const fn keeping(self, states: States, remainder: Option<Dtype>) -> Optimizer {
         Optimizer { states, remainder, ..self }
     }
 
-    /// How states are kept.
+    /// How states are stored.
     pub const fn states(&self) -> States {
         self.states
     }
 
-    /// The type of table `i` of those that the rule of `group` keeps; f32 where it keeps fewer.
+    /// The type of state table `i` of the rule of `group`; f32 where the rule has fewer tables.
     fn state_dtype(&self, group: Group, i: usize) -> Dtype {
         self.of(group).rule.states().get(i).map_or(Dtype::F32, |state| state.dtype(self.states))
     }
 
-    /// The type of a row of table `i` of all states: in 8 bits where some rule has it so.
+    /// The type of a row of state table `i` over all groups: blocks of 8 bits where any rule uses them.
     fn table_dtype(&self, i: usize) -> Dtype {
         let mut dtypes = Group::ALL.into_iter().map(|group| self.state_dtype(group, i));
         dtypes.find(|dtype| *dtype != Dtype::F32).unwrap_or(Dtype::F32)
     }
 
-    /// Whether it keeps averages.
+    /// Whether it maintains averages.
     pub const fn averages(&self) -> bool {
         self.averages
     }
 
-    /// The same, which where it `releases` gradients moves each layer's parameters as soon as their gradients are formed:
-    /// those take one place in turn. A step is one micro-batch then, and its clip sees the norm of a layer alone.
+    /// This optimizer, which if `releases` updates each layer's parameters as soon as their gradients are formed, so
+    /// that all layers' gradients use one region in turn. A step is then one micro-batch, and the clip sees only the
+    /// norm of a layer.
     #[must_use]
     pub const fn releasing(self, releases: bool) -> Optimizer {
         Optimizer { releases, ..self }
@@ -261,15 +263,15 @@ impl Optimizer {
         &self.recipes[group.index()]
     }
 
-    /// Whether a parameter has a gradient, by which its rule moves it at the end of a step.
+    /// Whether the parameter has a gradient, with which its rule updates it at the end of a step.
     pub fn learns(&self, p: &Parameter) -> bool {
         p.learns == Learns::FromGradient && self.of(p.group).rule.learns()
     }
 
-    /// Moves rows of parameters of `group`.
+    /// Updates rows of parameters of `group`.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     fn emit(&self, device: &mut dyn Device, control: &Control, group: Group, rows: Rows) -> Result<(), OperationError> {
         let Recipe { rule, rate, decay } = *self.of(group);
         rule.emit(device, rows.moved(control, group, [rate, decay]), rows.states)

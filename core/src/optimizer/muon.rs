@@ -1,5 +1,5 @@
-//! Muon (Jordan et al. 2024, Muon: An optimizer for hidden layers in neural networks): a matrix moves by its momentum with all
-//! singular values made about equal. It moves whole matrices; vectors and tables need another rule.
+//! Muon (Jordan et al. 2024, Muon: An optimizer for hidden layers in neural networks): a matrix is updated by its
+//! momentum with all singular values made about equal. It updates whole matrices; vectors and tables need another rule.
 
 use super::Group;
 use super::rule::{Constants, State, Update};
@@ -9,16 +9,17 @@ use super::rule::{Constants, State, Update};
 pub struct Muon {
     /// μ, after the first [`Muon::WARMUP`] updates.
     pub momentum: f32,
-    /// Whether decay falls only on weights that move towards 0.
+    /// Whether decay applies only to weights that the update moves towards 0.
     pub cautious: bool,
-    /// Whether rows of an update are normalised (NorMuon, Li et al. 2025): see [`RowFactors`](crate::ops::RowFactors).
+    /// Whether the rows of an update are normalised (NorMuon, Li et al. 2025): see
+    /// [`RowFactors`](crate::ops::RowFactors).
     pub row_norm: bool,
 }
 
 impl Muon {
-    /// Updates in which μ rises, in a straight line.
+    /// The number of updates during which μ rises linearly.
     pub const WARMUP: u64 = 300;
-    /// How much less it is at the first one.
+    /// The amount by which μ is lower at the first update.
     const LESS: f32 = 0.1;
 }
 
@@ -26,7 +27,7 @@ impl Update for Muon {
     const NAME: &'static str = "muon";
     const TAKES: &'static [&'static str] = &["muon_momentum"];
     const WHOLE: &'static [Group] = &[Group::Matrix];
-    /// Jordan's 0.02 where AdamW has 0.001.
+    /// Jordan's learning rate is 0.02 where AdamW's is 0.001.
     const RATE: f32 = 20.0;
 
     fn of(constants: &Constants) -> Muon {

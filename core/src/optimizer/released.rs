@@ -1,8 +1,9 @@
-//! Gradients that live no longer than their layer's part of the backward pass: each section of the parameters is moved as soon
-//! as its gradients are formed, and the next section's take their bytes (LOMO, Lv et al. 2023).
+//! Gradients that exist only during their layer's part of the backward pass: each section of the parameters is updated
+//! as soon as its gradients are formed, and the next section's gradients reuse their bytes (LOMO, Lv et al. 2023).
 //!
-//! So there is no norm of all gradients before the first parameter moves, and nothing is clipped by it. A section with a
-//! gradient that is not finite stays as it is; the others move. The norm of all is known at the end of the step.
+//! So the norm of all gradients is not known before the first parameter is updated, and cannot clip them. A section
+//! with a gradient that is not finite stays unchanged; the others are updated. The norm of all gradients is known at
+//! the end of the step.
 
 use super::learning::{Kept, Learning, RANGES, Updater};
 use super::matrices::{self, Place};
@@ -14,19 +15,19 @@ use crate::model::{Control, Parameter, Parameters};
 use crate::ops::SumNorms;
 use crate::train::Ranks;
 
-/// Why a later micro-batch is not one of the step.
+/// The reason why a step has no second micro-batch.
 const ONE: OperationError =
     OperationError::Unsupported("gradients that are released layer by layer are those of one micro-batch");
 
-/// What one process keeps that releases gradients.
+/// The state of a process that releases gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Released {
     tables: Shared,
-    /// For the matrices of a section, while activations are still needed.
+    /// Scratch for the matrices of a section. It cannot share bytes with activations, which are still needed.
     room: Option<Room>,
 }
 
-/// Lays the weights of `model` and what `optimizer` needs.
+/// Lays the weights of `model` and the state of `optimizer`.
 #[inline(never)]
 pub(super) fn lay<M: Parameters>(
     model: &M,
@@ -42,11 +43,11 @@ pub(super) fn lay<M: Parameters>(
 }
 
 impl Released {
-    /// Moves the parameters of `section`, whose gradients the step's only micro-batch has formed. The results have the norm of
-    /// those alone.
+    /// Updates the parameters of `section`, whose gradients the step's only micro-batch has formed. Writes the norm of
+    /// these gradients alone to the results.
     ///
     /// # Errors
-    /// What the device could not do; a second micro-batch; a model of other parameters.
+    /// An error of the device; a second micro-batch; a model of parameters that cannot be updated this way.
     #[inline(never)]
     pub(super) fn formed(
         &self,
@@ -76,10 +77,10 @@ impl Released {
         matrices::update(device, control, optimizer, &places, self.room.as_ref())
     }
 
-    /// Ends the step: the norm of all gradients, and the averages of what was moved.
+    /// Ends the step: computes the norm of all gradients, and averages the updated parameters.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     #[inline(never)]
     pub(super) fn update(
         &self,
@@ -93,7 +94,7 @@ impl Released {
         })
     }
 
-    /// Exchanges the weights with their averages.
+    /// Swaps the weights with their averages.
     pub(super) fn exchange(&self, device: &mut dyn Device, optimizer: &Optimizer) -> Result<(), OperationError> {
         self.tables.exchange_averages(device, optimizer)
     }
@@ -118,7 +119,7 @@ mod tests {
     use crate::random::Random;
     use crate::train::{Results, Settings};
 
-    /// Untied, with parallel branches and biases; its ends take turns.
+    /// An untied model with parallel branches and biases; the gradients before and after the layers share a region.
     const UNTIED: Transformer = Transformer {
         layers: 3,
         d_model: 24,
@@ -131,7 +132,7 @@ mod tests {
         rotary_dims: 4,
         ..Transformer::GPT_NEOX
     };
-    /// A factorised, tied table.
+    /// A factorised, tied embedding.
     const FACTORISED: Transformer = Transformer {
         kv_heads: 1,
         rank: Some(10),
@@ -141,7 +142,7 @@ mod tests {
         feed: Feed::SwiGlu,
         ..UNTIED
     };
-    /// Tables of values, and an embedding that is mixed into the stream.
+    /// Value tables, and an embedding that is blended into the stream.
     const VALUES: Transformer =
         Transformer { value_tables: 2, stream_scalars: true, rank: None, tied: false, ..FACTORISED };
     const MICRO: MicroBatch = MicroBatch {
@@ -157,27 +158,27 @@ mod tests {
 
     const ADAMW: Optimizer = Optimizer::adamw([0.9, 0.95], 1e-8, 0.1);
 
-    /// Muon for matrices, which keeps fewer numbers than AdamW of the rest.
+    /// Muon for matrices, which has fewer state tables than AdamW has for the rest.
     fn muon() -> Optimizer {
         let rule = Rule::Muon(Muon { momentum: 0.9, cautious: true, row_norm: true });
         ADAMW.with(Group::Matrix, Recipe { rule, rate: 20.0, decay: 0.1 })
     }
 
-    /// Matrices and tables with factored moments, beside AdamW.
+    /// Matrices and tables with factored moments, and AdamW for the rest.
     fn factored() -> Optimizer {
         let rule = Rule::AdamWFactored(AdamWFactored { beta1: 0.9, beta2: 0.95, eps: 1e-8 });
         let recipe = Recipe { rule, rate: 1.0, decay: 0.1 };
         [Group::Matrix, Group::Embedding, Group::Head].into_iter().fold(ADAMW, |all, group| all.with(group, recipe))
     }
 
-    /// Two tables of some, one of others, none of one, beside what does not learn.
+    /// Two state tables for some groups, one for others, none for one, and a frozen group.
     fn mixed() -> Optimizer {
         let sgd = |momentum| Recipe { rule: Rule::Sgd(Sgd { momentum }), rate: 1.0, decay: 0.0 };
         let frozen = Recipe { rule: Rule::Frozen, rate: 1.0, decay: 0.0 };
         ADAMW.with(Group::Vector, sgd(0.5)).with(Group::Head, sgd(0.0)).with(Group::Embedding, frozen)
     }
 
-    /// A model that learns on the reference device.
+    /// A model that trains on the reference device.
     struct Run {
         model: Transformer,
         lasting: <Transformer as Family>::Lasting,
@@ -265,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Without a clip nothing but the order of the norm's sums differs.
+    /// Without a clip only the order of the norm's summation differs.
     #[test]
     fn parameters_that_move_layer_by_layer_move_as_all_at_once() {
         for model in [UNTIED, FACTORISED, VALUES] {
@@ -294,7 +295,7 @@ mod tests {
                 let moved = whole.bits().iter().filter(|(tensor, bits)| before[*tensor] != **bits).count();
                 assert!(moved > 20, "{name}: only {moved} moved");
                 for role in [Role::Weight, Role::Moment, Role::Average] {
-                    // Blocks end within a line, and f32 among them within a row.
+                    // Blocks end within a line, and f32 states among them end within a row.
                     let room = if name.ends_with("8 bits") { 4096 } else { 0 };
                     let [whole, released] = [&whole, &released].map(|run| run.bytes(role));
                     assert!(whole.abs_diff(released) <= room, "{name}: {}: {whole} and {released}", role.name());
@@ -304,7 +305,7 @@ mod tests {
         }
     }
 
-    /// The norm of all gradients against their sum in f64, at the beginning and in a step by which they have changed.
+    /// Compares the norm of all gradients with their sum in f64, at the beginning and after a step that changed them.
     #[test]
     fn the_norm_of_a_step_is_that_of_all_sections() {
         let mut whole = Run::new(UNTIED, ADAMW, Ranks::ALONE);
@@ -322,8 +323,8 @@ mod tests {
         }
     }
 
-    /// A layer whose second product is huge and whose first one is 0 adds nothing to the loss, nor to other gradients; the
-    /// squares of its own pass f32.
+    /// A layer whose second matrix is huge and whose first one is 0 adds nothing to the loss, nor to other gradients;
+    /// the squares of its own gradients overflow f32.
     #[test]
     fn a_section_whose_gradient_is_not_finite_stays_and_the_others_move() {
         let [mut bad, mut good] = [(); 2].map(|()| Run::new(UNTIED, ADAMW.releasing(true), Ranks::ALONE));
@@ -332,7 +333,7 @@ mod tests {
         for run in [&mut bad, &mut good] {
             names.iter().for_each(|name| run.weight(name, 1, &|_| 0.0));
         }
-        // No sum over a row is about 0, as that of what goes through a LayerNorm is.
+        // Chosen so that no row sums to about 0, as the sums after a LayerNorm do.
         bad.weight(&names[2], 1, &|i| if i % 3 == 0 { 1e25 } else { 0.0 });
         let before = bad.bits();
         let results = [&mut bad, &mut good].map(|run| run.step(0).unwrap());
@@ -346,7 +347,7 @@ mod tests {
             assert!(*found == if own { &before } else { &good }[tensor], "{tensor}");
         }
         assert!(stayed > 20 && before != good);
-        // Without a finite loss none moves.
+        // Without a finite loss no section is updated.
         let mut bad = Run::new(UNTIED, ADAMW.releasing(true), Ranks::ALONE);
         bad.weight("gpt_neox.final_layer_norm.bias", 0, &|_| f32::NAN);
         let before = bad.bits();

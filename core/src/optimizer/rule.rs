@@ -1,4 +1,4 @@
-//! What a rule of update says of itself, and what a list of rules makes.
+//! The trait that an update rule implements, and the macro that lists the rules.
 
 use super::Group;
 use crate::device::{Device, OperationError};
@@ -6,43 +6,43 @@ use crate::memory::{Dtype, Region, Role, Slot};
 use crate::model::Parameter;
 use crate::ops::Moved;
 
-/// The most tables that a rule keeps of a parameter.
+/// The largest number of state tables that a rule has for a parameter.
 pub const STATES: usize = 2;
 
-/// The constants that rules take; each takes its own.
+/// The constants of all rules; each rule takes the ones that it uses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Constants {
     /// β₁, of the first moment or of Lion's blend.
     pub beta1: f32,
-    /// β₂, of the second moment or of what Lion keeps.
+    /// β₂, of the second moment or of Lion's momentum.
     pub beta2: f32,
-    /// What AdamW adds to its denominator.
+    /// Added to AdamW's denominator.
     pub eps: f32,
     /// SGD's μ.
     pub momentum: f32,
     /// Muon's μ.
     pub muon_momentum: f32,
-    /// Whether Muon's decay falls only on weights that move towards 0.
+    /// Whether Muon's decay applies only to weights that the update moves towards 0.
     pub cautious: bool,
     /// Whether Muon normalises the rows of an update.
     pub row_norm: bool,
 }
 
-/// A table that a rule keeps of a parameter, by what its names in files begin with.
+/// A state table that a rule has for a parameter, with the prefix of its names in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// A number an element, of either sign.
+    /// A number of either sign for each element.
     Moments(&'static str),
-    /// A number an element, never negative.
+    /// A number that is never negative for each element.
     Squares(&'static str),
-    /// A number a row.
+    /// A number for each row.
     Rows(&'static str),
-    /// A number a row, then a number a column.
+    /// A number for each row, followed by a number for each column.
     #[cfg(feature = "compressed")]
     Sides(&'static str),
 }
 
-/// How tables of a number an element are kept.
+/// The storage of state tables with a number for each element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum States {
     /// In f32.
@@ -53,7 +53,7 @@ pub enum States {
 }
 
 impl State {
-    /// The type of its table.
+    /// The element type of its table.
     pub(super) const fn dtype(self, states: States) -> Dtype {
         match (self, states) {
             (Self::Moments(_), States::EightBits) => Dtype::Moment8,
@@ -62,19 +62,19 @@ impl State {
         }
     }
 
-    /// The table of `p`.
+    /// The slot of the table for `p`.
     pub(super) fn slot(self, p: &Parameter, states: States) -> Slot {
         let slot = |prefix| p.slot(prefix, Role::Moment, self.dtype(states));
         match self {
             Self::Moments(prefix) | Self::Squares(prefix) => slot(prefix),
             Self::Rows(prefix) => Slot { shape: self.shape(p.shape), ..slot(prefix) },
-            // They belong to all parts.
+            // The numbers belong to all parts of the tensor together.
             #[cfg(feature = "compressed")]
             Self::Sides(prefix) => Slot { shape: self.shape(p.shape), parts: [0; 3], ..slot(prefix) },
         }
     }
 
-    /// The shape of what it is of a matrix of these rows and columns.
+    /// The shape of its table for a matrix of these rows and columns.
     pub(super) const fn shape(self, [rows, columns]: [u32; 2]) -> [u32; 4] {
         match self {
             Self::Moments(_) | Self::Squares(_) => [1, 1, rows, columns],
@@ -85,8 +85,8 @@ impl State {
     }
 }
 
-/// A rule. Unless it is [whole](Update::WHOLE) it moves each element by itself: any rows of a parameter can be moved apart from
-/// the others, by any rank.
+/// An update rule. Unless it is [whole](Update::WHOLE) it updates each element independently, so that any rank can
+/// update any rows of a parameter separately.
 pub(super) trait Update: Copy {
     /// Its name in settings.
     const NAME: &'static str;
@@ -94,35 +94,37 @@ pub(super) trait Update: Copy {
     /// The names of the [`Constants`] that it takes.
     const TAKES: &'static [&'static str];
 
-    /// The groups whose matrices it moves as a whole, which are all that it moves: see [`super::matrices`]. None where it moves each
-    /// element by itself.
+    /// The groups whose matrices it updates as a whole; it updates no other group: see [`super::matrices`]. Empty where
+    /// it updates each element independently.
     const WHOLE: &'static [Group] = &[];
 
-    /// The factor of the learning rate where nothing else is said.
+    /// The default factor of the learning rate.
     const RATE: f32 = 1.0;
 
-    /// With these constants.
+    /// The rule with these constants.
     fn of(constants: &Constants) -> Self;
 
-    /// The tables that it keeps of a parameter, [`STATES`] at the most; of rows or sides only one that moves [whole](Update::WHOLE) ones.
+    /// The state tables that it has for a parameter, at most [`STATES`]; only a [whole](Update::WHOLE) rule may have
+    /// tables of rows or sides.
     fn states(&self) -> &'static [State];
 
-    /// Its numbers of the update after `step` others: two of [`Settings::corrections`].
+    /// Two of [`Settings::corrections`], for the update after `step` others.
     ///
     /// [`Settings::corrections`]: crate::train::Settings::corrections
     fn corrections(&self, _step: u64) -> [f32; 2] {
         [1.0; 2]
     }
 
-    /// Moves rows of parameters; `states` are the same rows of what it keeps, as many as it has.
+    /// Updates rows of parameters; `states` are the same rows of the rule's state tables, as many as it has.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     fn emit(&self, _: &mut dyn Device, _: Moved, _: [Region; STATES]) -> Result<(), OperationError> {
         Err(OperationError::Unsupported("the rule moves whole matrices"))
     }
 
-    /// Moves one matrix of these rows and columns, with the padding behind it, by a rule that moves whole ones each by itself.
+    /// Updates one matrix of these rows and columns, and the padding after it; for rules that update each matrix
+    /// separately.
     ///
     /// # Errors
     /// As [`Update::emit`].
@@ -138,15 +140,15 @@ pub(super) trait Update: Copy {
     }
 }
 
-/// Declares the enum of all rules and what is asked of whichever one it is.
+/// Declares the enum of all rules and the methods that dispatch to the rule at hand.
 macro_rules! rules {
     ($($(#[$if:meta])* $name:ident,)*) => {
-        /// How a parameter is moved by its gradient.
+        /// How a parameter is updated by its gradient.
         #[derive(Debug, Clone, Copy, PartialEq)]
         #[allow(missing_docs, reason = "each is documented where it is defined")]
         pub enum Rule {
             $($(#[$if])* $name($name),)*
-            /// Not at all: neither gradient nor state is kept.
+            /// No update: there is neither gradient nor state.
             Frozen,
         }
 
@@ -159,7 +161,7 @@ macro_rules! rules {
                 !matches!(self, Rule::Frozen)
             }
 
-            /// The names of all in settings.
+            /// The names of all rules in settings.
             pub const NAMES: &[&str] = &[$($(#[$if])* <$name as Update>::NAME,)* Self::FROZEN];
 
             /// The rule of this name, with those of the constants that it takes.
@@ -171,7 +173,7 @@ macro_rules! rules {
                 }
             }
 
-            /// Whether it moves whole matrices, and nothing else.
+            /// Whether it updates whole matrices and nothing else.
             pub const fn is_whole(&self) -> bool {
                 match self {
                     $($(#[$if])* Rule::$name(_) => !<$name as Update>::WHOLE.is_empty(),)*
@@ -179,7 +181,7 @@ macro_rules! rules {
                 }
             }
 
-            /// Whether it can move parameters of `group`.
+            /// Whether it can update parameters of `group`.
             pub fn moves(&self, group: Group) -> bool {
                 let whole = match self {
                     $($(#[$if])* Rule::$name(_) => <$name as Update>::WHOLE,)*
@@ -188,7 +190,7 @@ macro_rules! rules {
                 whole.is_empty() || whole.contains(&group)
             }
 
-            /// The factor of the learning rate where nothing else is said.
+            /// The default factor of the learning rate.
             pub const fn rate(&self) -> f32 {
                 match self {
                     $($(#[$if])* Rule::$name(_) => <$name as Update>::RATE,)*
@@ -212,7 +214,7 @@ macro_rules! rules {
                 }
             }
 
-            /// The tables that it keeps of a parameter.
+            /// The state tables that it has for a parameter.
             pub fn states(&self) -> &'static [State] {
                 match self {
                     $($(#[$if])* Rule::$name(rule) => rule.states(),)*
@@ -230,7 +232,7 @@ macro_rules! rules {
                 }
             }
 
-            /// Moves rows of parameters.
+            /// Updates rows of parameters.
             fn emit(
                 &self,
                 device: &mut dyn Device,
@@ -243,7 +245,7 @@ macro_rules! rules {
                 }
             }
 
-            /// Moves one matrix.
+            /// Updates one matrix.
             #[cfg(feature = "compressed")]
             fn emit_matrix(
                 &self,

@@ -8,7 +8,7 @@ use crate::ops::{self, Moved};
 /// The constants of SGD.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
-    /// μ: 0 keeps nothing of the gradients before.
+    /// μ: with 0, earlier gradients are not remembered.
     pub momentum: f32,
 }
 

@@ -1,25 +1,25 @@
-//! What ranks share: each keeps its part of masters and state, moves its part of the weights and gives it to the others
-//! (ZeRO stage 1, Rajbhandari et al. 2020).
+//! Ranks that share the optimizer: each rank stores its share of masters and state, updates its share of the weights
+//! and sends it to the other ranks (ZeRO stage 1, Rajbhandari et al. 2020).
 //!
-//! Every table of the parameters that learn is laid in sections ([`Sections`]): what lies before the layers, each layer,
-//! what lies behind them. A section is a table of rows. A rank's share of it is whole pieces of [`SquaredNorm::PIECE`]
-//! elements, so that the norm is made of the same sums whatever the number of ranks. A section with matrices that are moved
-//! whole (Muon) is not cut: layers go to one rank after the other, so that an update needs no message before the weights'
-//! and its work is shared too. A gradient is added up in the order
-//! of the ranks: a piece of the share at a time comes from every rank ([`AllToAll`]) and is summed ([`SumParts`]). Where
-//! that has to be exact it happens after every micro-batch, and micro-batch k is formed by rank k mod n, so that the order
-//! of the additions is that of the micro-batches.
+//! Every table of the learning parameters is laid in sections ([`Sections`]): the parameters before the first layer,
+//! each layer's, and those after the last layer. A section is a table of rows. A rank's share of a section consists of
+//! whole pieces of [`SquaredNorm::PIECE`] elements, so that the norm adds the same partial sums whatever the number of
+//! ranks. A section with matrices that are updated as a whole (Muon) is not split: layers are assigned to the ranks in
+//! turn, so that the update needs no message before that of the weights, and its work is shared as well. Gradients are
+//! summed in the order of the ranks: each rank receives one piece of its share at a time from every rank ([`AllToAll`])
+//! and sums them ([`SumParts`]). Where the sum has to be exact this happens after every micro-batch, and rank k mod n
+//! computes micro-batch k, so that the additions are in the order of the micro-batches.
 //!
-//! Parameters that do not learn lie behind the weights, whole on every rank. Where rules keep unlike many tables of a
-//! parameter, each table is as long as all that learn.
+//! Parameters that do not learn lie after the weights, complete on every rank. Where rules have different numbers of
+//! state tables, each table is as long as that of all learning parameters.
 //!
-//! Ranks that share gradients too (stage 2) keep the sum of their share alone. A micro-batch forms the gradients of a layer
-//! in a place that all layers use in turn, and they are added up before the next layer takes it.
+//! Ranks that also share gradients (stage 2) store only the sum of their share. A micro-batch forms the gradients of a
+//! layer in a region that all layers use in turn, and they are summed before the next layer overwrites it.
 //!
-//! One process that releases gradients lays its tables so too ([`super::released`]); nothing is shared there, and each table
-//! has what the rules keep and no more.
+//! One process that releases gradients lays its tables in the same way ([`super::released`]); it shares nothing, and
+//! each state table has only the rows that the rules need.
 //!
-//! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
+//! The functions that lay and emit this are never inlined: a single process on a chip has no stack space for them.
 
 mod outline;
 mod table;
@@ -36,31 +36,31 @@ use crate::train::Ranks;
 use outline::{Outlines, Range, outline, rows_of};
 use table::{COLUMNS, Table};
 
-/// Rows of a piece, which is never cut.
+/// Rows of a piece, which is never split.
 const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / COLUMNS;
-/// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model. Of so
-/// many ranks that a message would have less than a piece, it has that.
+/// Bytes of gradients that a rank receives from all ranks at once: enough to hide the latency of a message, and small
+/// next to a model. With so many ranks that a message would be smaller than a piece, a message is one piece.
 const INCOMING: u64 = 32 << 20;
-/// Why they release no gradients.
+/// The reason why ranks release no gradients.
 const RANKS: &str = "ranks that share a step add up gradients behind it, and release none";
 
-/// Takes a rank's part of a range, with its averages where there are any.
+/// Receives a rank's part of a range, with its averages if there are any.
 type Visit<'v> = &'v mut dyn FnMut(&Range, Rows, Option<Averaged>) -> Result<(), OperationError>;
 
-/// Names of a rank's share of a table: of what lies before the layers, of the layers, of what lies behind them.
+/// The names of a rank's share of a table: before the first layer, of the layers, after the last layer.
 type Names = [&'static str; 3];
 
-/// Of the tables that rules keep.
+/// The names of the shares of the state tables.
 const STATE_NAMES: [Names; STATES] = [
     ["before.share of first states", "layers.share of first states", "behind.share of first states"],
     ["before.share of second states", "layers.share of second states", "behind.share of second states"],
 ];
 
-/// A rank's share of the optimizer, and what gradients are added up with.
+/// A rank's share of the optimizer, and the regions for summing gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shared {
     ranks: Ranks,
-    /// Which kinds of sections a rank has as a whole, as [`Sharing::whole`].
+    /// Which kinds of sections are assigned to ranks as a whole, as [`Sharing::whole`].
     whole: [bool; 3],
     /// Rows of each section.
     sections: Sections,
@@ -68,22 +68,23 @@ pub struct Shared {
     weights: Table,
     /// The gradients of this rank's micro-batches.
     gradients: Table,
-    /// The sum of all ranks' of this rank's share, where it does not take the place of this rank's own.
+    /// The sum over all ranks of this rank's share, where it does not overwrite this rank's own gradients.
     sums: Option<Table>,
-    /// This rank's shares.
+    /// This rank's share.
     masters: Option<Table>,
-    /// As many as the rules keep.
+    /// As many as the rules have.
     states: [Table; STATES],
     averages: Option<Table>,
-    /// [1, ranks, rows, 128]: pieces of gradients on their way.
+    /// [1, ranks, rows, 128]: pieces of gradients in transfer.
     incoming: Option<Region>,
-    /// Where the squared norms of pieces lie. A place and no region, because a chip that learns has this on its stack.
+    /// The offset of the pieces' squared norms. It is no [`Region`], because a chip that learns has this struct on its
+    /// stack.
     norms: u64,
-    /// Why the model cannot be updated, where it cannot.
+    /// The reason why the model cannot be updated, if it cannot.
     pub(super) refused: Option<&'static str>,
 }
 
-/// Lays the weights of `model` and what `optimizer` needs, for one of several ranks.
+/// Lays the weights of `model` and the state of `optimizer` for one of several ranks.
 #[inline(never)]
 pub(super) fn lay<M: Parameters>(
     model: &M,
@@ -100,8 +101,8 @@ pub(super) fn lay<M: Parameters>(
     (own, Some(Learning { gradients, updater }))
 }
 
-/// Lays the tables of `model` in sections: its weights, its gradients, and what is kept. Those of one process are its own, and
-/// its gradients take turns.
+/// Lays the tables of `model` in sections: weights, gradients and optimizer state. A single process has whole tables,
+/// and its sections' gradients use one region in turn.
 pub(super) fn lay_tables<M: Parameters>(
     model: &M,
     (ranks, optimizer): (Ranks, &Optimizer),
@@ -172,7 +173,7 @@ impl Shared {
         Sharing { ranks: self.ranks.count, whole: self.whole }
     }
 
-    /// The pieces of each section.
+    /// The number of pieces in each section.
     fn pieces(&self) -> Sections {
         self.sections.map(|rows| rows.div_ceil(PIECE_ROWS))
     }
@@ -181,12 +182,12 @@ impl Shared {
         self.sharing().of(self.ranks.rank, &self.pieces(), section, PIECE_ROWS)
     }
 
-    /// The layers of which this rank has rows.
+    /// The layers of which this rank owns rows.
     const fn layers(&self) -> Layers {
         self.sharing().layers_of(self.ranks.rank, self.sections.layers)
     }
 
-    /// Lays what gradients are added up with.
+    /// Lays the regions for summing gradients.
     fn lay_sums(&mut self, ledger: &mut dyn Ledger) {
         let count = self.ranks.count;
         let names = ["before.gradient sum", "layers.gradient sum", "behind.gradient sum"];
@@ -201,7 +202,7 @@ impl Shared {
         self.norms = region("norms of pieces", [1, count, pieces, 1]).offset;
     }
 
-    /// Lays this rank's share of a table as long as that of the gradients: of `whole`, where ranks have it together.
+    /// Lays this rank's share of a table that is as long as the gradients', as a window of `whole` where that is given.
     fn lay_share(
         &self,
         names: &Names,
@@ -219,7 +220,7 @@ impl Shared {
             let stride = u64::from(every) * whole.stride;
             ledger.window(slot, Window { of: [own.offset, own.end()], stride, layers: layers[0] }).offset
         };
-        // A rank that has none of the layers has room for as many as any other.
+        // A rank without layers still has room for as many as any other rank.
         let layer = Section::Layer(if count > 0 { first } else { 0 });
         Table {
             dtype,
@@ -231,16 +232,16 @@ impl Shared {
         }
     }
 
-    /// Every gradient of `section` of this rank's micro-batches.
+    /// The gradients of `section` from this rank's micro-batches.
     fn gradient(&self, section: Section) -> Region {
         self.gradients.rows(section, 0, self.sections.len(section))
     }
 
-    /// `rows` rows of the sum from row `first` of this rank's share of `section` on.
+    /// `rows` rows of the sum, from row `first` of this rank's share of `section` on.
     fn sum(&self, section: Section, first: u32, rows: u32) -> Region {
         match self.sums {
             Some(sums) => sums.rows(section, first, rows),
-            // What comes from this rank has left its place by then.
+            // The sum overwrites this rank's gradients, which were copied before.
             None => {
                 let own = self.share(section).own(0, self.sections.len(section));
                 self.gradients.rows(section, own.start + first, rows)
@@ -248,16 +249,16 @@ impl Shared {
         }
     }
 
-    /// How many ranks there are, and what they share.
+    /// The ranks, and what they share.
     pub(super) const fn ranks(&self) -> Ranks {
         self.ranks
     }
 
-    /// Ends a micro-batch: adds up the results of all ranks, and their gradients unless that is done, to those before where
-    /// it `adds`.
+    /// Ends a micro-batch: sums the results of all ranks, and their gradients unless that is done. Adds the sums to the
+    /// earlier ones if `adds`.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     #[inline(never)]
     pub(super) fn reduce(&self, device: &mut dyn Device, control: &Control, adds: bool) -> Result<(), OperationError> {
         if let Some(all) = control.of_ranks {
@@ -272,14 +273,14 @@ impl Shared {
         if self.ranks.gradients {
             return Ok(());
         }
-        // On a device with two streams each goes while others are formed.
+        // On a device with two streams, the transfer of one section overlaps with the sums of others.
         self.sections.as_formed().try_for_each(|section| self.exchange(device, section, adds))
     }
 
-    /// Adds up the gradients of `section` of all ranks, to those before where it `adds`.
+    /// Sums the gradients of `section` over all ranks, and adds the sum to the earlier one if `adds`.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     #[inline(never)]
     pub(super) fn exchange(&self, device: &mut dyn Device, section: Section, adds: bool) -> Result<(), OperationError> {
         let (from, share) = (self.gradient(section), self.share(section));
@@ -302,14 +303,14 @@ impl Shared {
         })
     }
 
-    /// Where the squared norms of all ranks' pieces lie, [ranks, the pieces of a rank].
+    /// The squared norms of all ranks' pieces, [ranks, the pieces of a rank].
     fn norms(&self) -> Region {
-        // Of fewer pieces than rows, and those were counted as they were laid.
+        // There are fewer pieces than rows, and the number of rows was checked when they were laid.
         let each = self.sharing().most(&self.pieces()).total() as u32;
         Region { space: Space::Arena, dtype: Dtype::F32, offset: self.norms, shape: [1, 1, self.ranks.count, each] }
     }
 
-    /// Forms the norms of this rank's pieces of `section`, `[pieces]`; nothing where it has none.
+    /// Computes the norms of this rank's pieces of `section`, `[pieces]`; `None` if it has no pieces.
     pub(super) fn norms_of(&self, device: &mut dyn Device, section: Section) -> Result<Option<Region>, OperationError> {
         let own = self.share(section).own(0, self.sections.len(section)).len() as u32;
         if own == 0 {
@@ -323,7 +324,7 @@ impl Shared {
         Ok(Some(norms))
     }
 
-    /// The norm of the sum, of the norms of all ranks' pieces.
+    /// Computes the norm of the summed gradients from the norms of all ranks' pieces.
     pub(super) fn norm(&self, device: &mut dyn Device, results: Region) -> Result<(), OperationError> {
         let (Ranks { rank, count, .. }, norms) = (self.ranks, self.norms());
         if count > 1 {
@@ -340,11 +341,11 @@ impl Shared {
         self.ranges.iter().flatten().filter(move |range| range.section == kind)
     }
 
-    /// Adds up the gradients of all ranks unless that is done, clips by their global norm, moves this rank's part of every
-    /// range, averages it and gives it to the others.
+    /// Sums the gradients of all ranks unless that is done, clips by their global norm, updates this rank's part of
+    /// every range, averages it and sends it to the other ranks.
     ///
     /// # Errors
-    /// What the device could not do; a model that ranks do not share.
+    /// An error of the device; a model that ranks cannot share.
     #[inline(never)]
     pub(super) fn update(
         &self,
@@ -376,10 +377,10 @@ impl Shared {
         self.gather(device)
     }
 
-    /// Exchanges this rank's part of the weights with its averages, and gives it to the others.
+    /// Swaps this rank's part of the weights with its averages, and sends it to the other ranks.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     #[inline(never)]
     pub(super) fn exchange_averages(
         &self,
@@ -390,12 +391,12 @@ impl Shared {
         self.gather(device)
     }
 
-    /// Shows this rank's part of every range of every section.
+    /// Calls `visit` with this rank's part of every range of every section.
     pub(super) fn each(&self, optimizer: &Optimizer, visit: Visit<'_>) -> Result<(), OperationError> {
         self.sections.all().try_for_each(|section| self.each_of(optimizer, section, visit))
     }
 
-    /// Shows this rank's part of every range of `section`.
+    /// Calls `visit` with this rank's part of every range of `section`.
     pub(super) fn each_of(
         &self,
         optimizer: &Optimizer,
@@ -426,7 +427,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives this rank's part of the weights to the others, and takes theirs.
+    /// Sends this rank's part of the weights to the other ranks, and receives theirs.
     fn gather(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         if self.ranks.count == 1 {
             return Ok(());
@@ -437,7 +438,8 @@ impl Shared {
         })
     }
 
-    /// Where the matrices of `range` lie that this rank moves, if it moves any: of layers those of `layers`.
+    /// The tables of the matrices of `range` that this rank updates, if it updates any; of the layers, those in
+    /// `layers`.
     pub(super) fn place(&self, optimizer: &Optimizer, range: &Range, layers: Layers) -> Option<Place> {
         let (Range { group, section, first, rows, kept, .. }, matrices) = (*range, range.matrices?);
         let (section, every, matrices) = match section {
@@ -445,7 +447,7 @@ impl Shared {
             _ if self.share(section).own(first, rows).is_empty() => return None,
             _ => (section, 1, matrices),
         };
-        // Rows from one matrix to the next of those that belong to no layer.
+        // For matrices that belong to no layer: rows from one matrix to the next.
         let apart = rows / matrices.layers();
         let strided = |table: Table, first, apart: u64| {
             let stride = match section {
@@ -457,7 +459,7 @@ impl Shared {
         let stack = |table, first| strided(table, first, apart.into());
         let [momentum, squares] = core::array::from_fn(|i| {
             let (table, dtype) = (self.states[i], optimizer.state_dtype(group, i));
-            // One process has what the rule keeps and no more.
+            // In a single process the state has only the rows that the rule needs.
             let state = optimizer.of(group).rule.states().get(i).filter(|_| !self.ranks.shares());
             let own = state.map(|state| rows_of(state.shape(matrices.shape()), dtype, table.dtype));
             Stack { dtype, ..strided(table, kept[i], own.unwrap_or(apart.into())) }

@@ -1,5 +1,5 @@
-//! The weights of a model, and what one process keeps of them to learn: masters, gradients, the rules' state and averages, a
-//! table each, in which neighbours that are moved alike lie behind each other.
+//! The weights of a model, and the training state of a single process: masters, gradients, the rules' state and
+//! averages. Each is a table in which adjacent parameters that are updated alike are contiguous.
 
 use core::array::from_fn;
 
@@ -12,41 +12,41 @@ use crate::memory::{Dtype, Layout, Ledger, Region, Role, Slot, Space, Stacked};
 use crate::model::{Control, Parameter, Parameters};
 use crate::ops::SquaredNorm;
 
-/// Neighbouring parameters that one operation moves: rows of [`Layout::GRAIN`] elements. Small, because a chip carries it on
-/// its stack: the types of all but the weight are those of all ranges, and every region has the same rows.
+/// Adjacent parameters that one operation updates: rows of [`Layout::GRAIN`] elements. Small, because a chip has it on
+/// its stack: all ranges share one type for each table but the weights, and every region has the same rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Range {
     group: Group,
     /// The weights' type.
     dtype: Dtype,
-    /// Its rows, and where they begin in each table.
+    /// The number of rows, and the offset at which they begin in each table.
     rows: u32,
     weight: u64,
     remainder: Option<u64>,
     gradient: u64,
     states: [u64; STATES],
-    /// What it is taken apart into, where it is one parameter that moves as whole matrices.
+    /// The matrices of the range, where it is one parameter that is updated as whole matrices.
     matrices: Option<Matrices>,
 }
 
-/// What one process keeps.
+/// The training state of a single process.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Whole {
     ranges: [Option<Range>; RANGES],
     /// Every gradient, as one region.
     gradient: Region,
-    /// Where the averages begin, which are laid as the gradients are, where there are any.
+    /// The offset of the averages, which are laid as the gradients are, if there are any.
     averages: Option<u64>,
     /// Whether the model has more ranges than there is room for.
     full: bool,
 }
 
-/// Tells which range each parameter belongs to, as they are shown in order.
+/// Assigns parameters, in the order in which they are listed, to ranges.
 struct Ranges<'o> {
     optimizer: &'o Optimizer,
-    /// How many there are so far.
+    /// The number of ranges so far.
     count: usize,
-    /// What the last parameter was, where the next one may belong to its range.
+    /// Group and type of the last parameter, if the next one may belong to the same range.
     last: Option<(Group, Dtype)>,
 }
 
@@ -55,13 +55,13 @@ impl<'o> Ranges<'o> {
         Ranges { optimizer, count: 0, last: None }
     }
 
-    /// The range of the next parameter, whose weight is of type `weight`; none where it has no gradient.
+    /// The range of the next parameter, whose weight is of type `weight`; `None` where it has no gradient.
     fn of(&mut self, p: &Parameter, weight: Dtype) -> Option<usize> {
         if !self.optimizer.learns(p) {
             self.last = None;
             return None;
         }
-        // What moves as whole matrices is a range by itself.
+        // A parameter that is updated as whole matrices is a range by itself.
         let alike = |(group, dtype)| {
             let recipe = self.optimizer.of(group);
             recipe == self.optimizer.of(p.group) && dtype == weight && !recipe.rule.is_whole()
@@ -74,11 +74,11 @@ impl<'o> Ranges<'o> {
     }
 }
 
-/// The bytes of a range in a table.
+/// The first byte of a range in a table, and the byte after its last one.
 type Bytes = [u64; 2];
 
-/// A table of `model`'s parameters: of each the slot that `slot` gives it, if any, of those with a gradient with the number
-/// of its range. And where the ranges lie in it.
+/// Lays a table of `model`'s parameters with the slots that `slot` gives, if any; `slot` receives a parameter and, if
+/// it has a gradient, the index of its range. Also returns the bytes of each range in the table.
 fn table<M: Parameters>(
     model: &M,
     optimizer: &Optimizer,
@@ -100,7 +100,7 @@ fn table<M: Parameters>(
     (table, found)
 }
 
-/// Lays the weights of `model` and nothing else, in the types that `weight` says.
+/// Lays only the weights of `model`, in the types that `weight` gives.
 pub(super) fn lay_alone<M: Parameters>(
     model: &M,
     weight: &dyn Fn(&Parameter) -> Dtype,
@@ -109,7 +109,7 @@ pub(super) fn lay_alone<M: Parameters>(
     (model.parameters(&mut |p| ledger.region(p.slot("", Role::Weight, weight(p)))), None)
 }
 
-/// Lays the weights of `model` in the types that `weight` says, and what `optimizer` needs in one process.
+/// Lays the weights of `model` in the types that `weight` gives, and the state of `optimizer` in a single process.
 #[inline(never)]
 pub(super) fn lay<M: Parameters>(
     model: &M,
@@ -149,7 +149,7 @@ pub(super) fn lay<M: Parameters>(
         Some(Range {
             group,
             dtype,
-            // One that is too large was refused as it was laid.
+            // A range with too many rows was refused when it was laid.
             rows: ledger.range("a range of parameters", dtype, start, end).rows(),
             weight: start,
             remainder: of_masters[i].map(|[start, _]| start),
@@ -165,7 +165,7 @@ pub(super) fn lay<M: Parameters>(
     (weights, Some(Learning { gradients, updater }))
 }
 
-/// Lays the averages and says where they begin. A function of its own, as [`Whole::averaged`].
+/// Lays the averages and returns their offset. A function of its own for the same reason as [`Whole::averaged`].
 #[inline(never)]
 fn lay_averages<M: Parameters>(
     model: &M,
@@ -179,16 +179,16 @@ fn lay_averages<M: Parameters>(
     ranges.into_iter().flatten().next().map_or(0, |[start, _]| start)
 }
 
-/// Rows of a table from byte `offset` on.
+/// Rows of a table, from byte `offset` on.
 const fn band(dtype: Dtype, offset: u64, rows: u32) -> Region {
     Region { space: Space::Arena, dtype, offset, shape: [1, 1, rows, Layout::GRAIN as u32] }
 }
 
 impl Whole {
-    /// Clips by the global norm, then moves every range and averages it.
+    /// Clips by the global norm, then updates every range and averages it.
     ///
     /// # Errors
-    /// What the device could not do; a model of too many ranges.
+    /// An error of the device; a model of too many ranges.
     pub(super) fn update(
         &self,
         device: &mut dyn Device,
@@ -215,13 +215,13 @@ impl Whole {
         self.averaged(optimizer, &mut |averaged| averaged.average(device, control))
     }
 
-    /// Exchanges the weights with their averages.
+    /// Swaps the weights with their averages.
     pub(super) fn exchange(&self, device: &mut dyn Device, optimizer: &Optimizer) -> Result<(), OperationError> {
         self.averaged(optimizer, &mut |averaged| averaged.exchange(device))
     }
 
-    /// Shows every range with its averages, where there are any. A function of its own: a chip has no averages, and no room on
-    /// its stack for what others do with them.
+    /// Calls `visit` with every range and its averages, if there are any. A function of its own: a chip has no
+    /// averages, and no stack space for the work on them.
     #[inline(never)]
     fn averaged(
         &self,
@@ -242,7 +242,7 @@ impl Whole {
         })
     }
 
-    /// Moves those ranges that are whole matrices.
+    /// Updates the ranges that are whole matrices.
     #[inline(never)]
     fn move_matrices(
         &self,

@@ -1,18 +1,18 @@
-//! How the weights of a run's steps are averaged.
+//! Averages of the weights over the steps of a run.
 
 use super::control::power;
 
-/// What is averaged. [`Averaging::next`] says what the weights of each step count for.
+/// The kind of average. [`Averaging::next`] gives the weight of each step in it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Averaging {
-    /// An exponential moving average of this decay D, below 1: the weights of k steps before count Dᵏ times as much as the
-    /// last ones. What all count for is divided by their sum, as Adam does with its moments (Kingma and Ba 2015, section 3),
-    /// so that it begins as a plain mean and not with the weights of one step; from then on it is the average of others, such
-    /// as `get_ema_avg_fn(D)` of torch.optim.swa_utils.
+    /// An exponential moving average with this decay D, below 1: the parameters after k earlier steps count Dᵏ times as
+    /// much as the last ones. All weights are divided by their sum, as Adam does with its moments (Kingma and Ba 2015,
+    /// section 3), so that the average begins as a plain mean and not with the parameters of one step; in the long run
+    /// it equals other averages such as `get_ema_avg_fn(D)` of torch.optim.swa_utils.
     Exponential(f64),
     /// The mean of the weights after each of the run's last steps (Polyak and Juditsky 1992; Izmailov et al. 2018).
     Last {
-        /// How many.
+        /// The number of steps in the mean.
         count: u64,
         /// Steps of the run.
         steps: u64,
@@ -20,8 +20,9 @@ pub enum Averaging {
 }
 
 impl Averaging {
-    /// Of the step after `step` others, with the weights of `averaged` steps in the average: what its weights count for, which
-    /// is [`Settings::average`], and how many are in it then. It begins anew where it holds steps that are not to be in it.
+    /// For the step after `step` others, with `averaged` steps in the average so far: the weight of the step's
+    /// parameters, which is [`Settings::average`], and the number of steps in the average afterwards. The average
+    /// starts anew where it contains steps that do not belong in it.
     ///
     /// [`Settings::average`]: super::Settings::average
     pub fn next(&self, step: u64, averaged: u64) -> (f32, u64) {
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// What the weights of each step count for at the end, by walking all steps from the first.
+    /// The weight of each step at the end, computed by going through all steps from the first.
     fn counts(averaging: impl Fn(u64) -> Averaging, steps: u64) -> (Vec<f64>, u64) {
         let (mut all, mut averaged) = (Vec::new(), 0);
         for step in 0..steps {
@@ -73,7 +74,7 @@ mod tests {
                 );
             }
         }
-        // Another decay takes what is there for its own.
+        // With another decay, the existing average counts as one of that decay.
         assert_eq!(Averaging::Exponential(0.75).next(9, u64::MAX - 1).0, 0.25);
     }
 
@@ -89,11 +90,12 @@ mod tests {
                 assert!((share - expected).abs() < 1e-6, "{count} of {steps}, {step}: {share}");
             }
         }
-        // A run of 10 steps that goes on to 14 at step 8, when 2 of the last 4 were averaged.
+        // A run of 10 steps that is extended to 14 at step 8, when 2 of the last 4 were averaged.
         let grown = |step| Averaging::Last { count: 4, steps: if step < 8 { 10 } else { 14 } };
         let (found, averaged) = counts(grown, 14);
         assert!(averaged == 4 && found[..10].iter().all(|share| *share == 0.0));
-        // To 11 at step 9, when 3 were: the tail of four begins at 7, and the first of the three lies before.
+        // Extended to 11 at step 9, when 3 were averaged: the last four begin at 7, and the first of the three lies
+        // before.
         let (_, averaged) = counts(|step| Averaging::Last { count: 4, steps: if step < 9 { 10 } else { 11 } }, 11);
         assert_eq!(averaged, 2);
     }

@@ -1,28 +1,28 @@
-//! The two control regions: settings are written before a step, results are read after it. Operations find them by
-//! address, so that a recorded step serves every step.
+//! The two control regions: settings are written before a step, results are read after it. Operations read them from
+//! memory, so that one recorded step serves all steps.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::memory::ArenaError;
 use crate::optimizer::{Factored, Group, Optimizer};
 
-/// What changes from step to step. The kernels have the same struct in `kernels/cuda/control.cuh`.
+/// The settings that change from step to step. The kernels have the same struct in `kernels/cuda/control.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Settings {
     /// The learning rate of this step.
     pub learning_rate: f32,
-    /// The largest global norm of the gradient; infinite where nothing is clipped.
+    /// The largest global norm of the gradient; infinite for no clipping.
     pub clip: f32,
-    /// What each row's loss counts for: 1 / the step's targets.
+    /// The factor of each row's loss: 1 / the step's targets.
     pub loss_scale: f32,
-    /// 1 − βᵗ at the t-th update, of the β of [`Factored`].
+    /// 1 − βᵗ at the t-th update, for the β of [`Factored`].
     pub factored: f32,
     /// Factor of every weight decay.
     pub decay: f32,
-    /// What this step's weights count for in their average: 1 begins it, 0 leaves it alone.
+    /// The weight of this step's parameters in their average: 1 starts it anew, 0 leaves it unchanged.
     pub average: f32,
-    /// The corrections of each [`Group`]'s rule at this update: of AdamW 1 − β₁ᵗ and 1 − β₂ᵗ.
+    /// The corrections of each [`Group`]'s rule at this update: for AdamW 1 − β₁ᵗ and 1 − β₂ᵗ.
     pub corrections: [[f32; 2]; Group::COUNT],
 }
 
@@ -38,9 +38,9 @@ impl Settings {
         corrections: [[1.0; 2]; Group::COUNT],
     };
 
-    /// Those of the step after `step` others: it moves at `learning_rate`, corrects the bias of `optimizer`'s moments
-    /// (Kingma and Ba 2015), clips the gradient's norm at `clip`, or not at all where that is 0, and means the loss over
-    /// `tokens` tokens. Weights decay as their recipes say, and are not averaged.
+    /// The settings of the step after `step` others: the step uses `learning_rate`, corrects the bias of `optimizer`'s
+    /// moments (Kingma and Ba 2015), clips the gradient's norm at `clip`, or not at all where that is 0, and averages
+    /// the loss over `tokens` tokens. Weights decay according to their recipes, and are not averaged.
     pub fn of(step: u64, learning_rate: f64, optimizer: &Optimizer, clip: f32, tokens: u64) -> Settings {
         Settings {
             learning_rate: learning_rate as f32,
@@ -59,7 +59,7 @@ pub(crate) fn correction(beta: f32, step: u64) -> f32 {
     (1.0 - power(beta.into(), step + 1)) as f32
 }
 
-/// What a step says of itself. The kernels have the same struct.
+/// The results of a step. The kernels have the same struct.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Results {
@@ -70,20 +70,20 @@ pub struct Results {
 }
 
 impl Results {
-    /// Whether loss and norm are finite: else the step's update changes nothing.
+    /// Whether loss and norm are finite: otherwise the step's update changes nothing.
     pub fn are_finite(&self) -> bool {
         libm::sqrtf(self.squared_norm).is_finite() && self.loss.is_finite()
     }
 }
 
-/// A struct of `$len` f32 is its region's elements in order.
+/// Declares that the elements of a region of `$len` f32 are the fields of a struct in order.
 macro_rules! region_of {
     ($name:ident, $len:literal) => {
         impl $name {
             /// Elements of the region.
             pub const LEN: u64 = $len;
 
-            /// A region's elements by name.
+            /// A region's elements as the struct.
             ///
             /// # Errors
             /// [`ArenaError::Length`] for another number of elements.
@@ -92,7 +92,7 @@ macro_rules! region_of {
                 bytemuck::try_from_bytes(bytemuck::cast_slice(elements)).map_err(|_| wrong)
             }
 
-            /// A region's elements by name, to write.
+            /// A region's elements as the struct, to write.
             ///
             /// # Errors
             /// As [`Self::from_slice`].
@@ -121,7 +121,8 @@ macro_rules! region_of {
 region_of!(Settings, 16);
 region_of!(Results, 2);
 
-/// `base` to the power of `exponent`: the products of compiler-rt's `__powidf2`, so the bits of std's `powi`.
+/// `base` to the power of `exponent`: the multiplications of compiler-rt's `__powidf2`, so the same bits as std's
+/// `powi`.
 pub(super) fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut product = 1.0;
     loop {
@@ -179,7 +180,7 @@ mod tests {
             approx::assert_relative_eq!(second, 0.142_625, max_relative = 1e-6);
         }
         assert_eq!(third.clip, f32::INFINITY);
-        // Far into a run nothing is left to correct.
+        // Late in a run the corrections are 1.
         let late = Settings::of(1 << 40, 1e-3, &OPTIMIZER, 0.0, 1);
         assert_eq!((late.corrections, late.factored, late.loss_scale), ([[1.0; 2]; Group::COUNT], 1.0, 1.0));
     }

@@ -1,11 +1,11 @@
-//! A curriculum: the shape of a step, and what belongs to it, as a function of the step's number.
+//! A curriculum: the shape and other settings of a step as a function of the step's number.
 
 use super::Ranks;
 
 /// A part of a run whose steps have one shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stage {
-    /// Steps done when it begins.
+    /// The number of steps before it begins.
     pub from: u64,
     /// Sequences of a micro-batch, B.
     pub batch: u32,
@@ -41,23 +41,23 @@ impl Stage {
     }
 }
 
-/// Why stages are no curriculum. Periods are counted from 1.
+/// Why stages are no valid curriculum. Stages are counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CurriculumError {
-    /// There is none.
+    /// There is no stage.
     Empty,
-    /// The first begins late.
+    /// The first stage does not begin at step 0.
     Late {
-        /// Where it begins.
+        /// The step at which it begins.
         from: u64,
     },
     /// A stage begins no later than the one before it.
     Order {
-        /// Which.
+        /// The number of the stage.
         number: usize,
-        /// Where it begins.
+        /// The step at which it begins.
         from: u64,
-        /// Where the one before begins.
+        /// The step at which the stage before it begins.
         before: u64,
     },
 }
@@ -80,8 +80,8 @@ impl core::fmt::Display for CurriculumError {
 
 impl core::error::Error for CurriculumError {}
 
-/// Periods in order. All functions of the step or of the number of a micro-batch, so that nothing need be remembered
-/// to go on with a run.
+/// Stages in order. Everything is a function of the number of a step or micro-batch, so that resuming a run needs no
+/// other state.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Curriculum<'a> {
     stages: &'a [Stage],
@@ -106,12 +106,12 @@ impl<'a> Curriculum<'a> {
         Ok(Curriculum { stages })
     }
 
-    /// The index of the stage that the step after `step` others belongs to: the last that begins at `step` or before.
+    /// The index of the stage of the step after `step` others: the last stage that begins at `step` or before.
     pub fn at(&self, step: u64) -> usize {
         self.stages.partition_point(|p| p.from <= step).saturating_sub(1)
     }
 
-    /// What `count` gives for a step, summed over the steps before `step`.
+    /// The sum of `count` over all steps before `step`.
     fn before(&self, step: u64, count: impl Fn(&Stage) -> u64) -> u64 {
         self.spans().map(|(p, end)| count(p) * (end.min(step).saturating_sub(p.from))).sum()
     }
@@ -121,8 +121,8 @@ impl<'a> Curriculum<'a> {
         self.before(step, |p| u64::from(p.accumulate))
     }
 
-    /// The number in the run of a rank's micro-batch `round` in the step after `step` others. Ranks take turns, so numbers do
-    /// not depend on how many there are.
+    /// The number in the run of a rank's micro-batch `round` in the step after `step` others. Ranks take micro-batches
+    /// in turn, so the numbers do not depend on the number of ranks.
     pub fn number(&self, step: u64, round: u32, ranks: Ranks) -> u64 {
         self.micro_batches(step) + u64::from(round) * u64::from(ranks.count) + u64::from(ranks.rank)
     }
@@ -132,7 +132,7 @@ impl<'a> Curriculum<'a> {
         self.before(step, Stage::step_tokens)
     }
 
-    /// Whole steps that `tokens` tokens are enough for.
+    /// The number of whole steps in `tokens` tokens.
     pub fn steps(&self, tokens: u64) -> u64 {
         let (mut left, mut steps) = (tokens, 0);
         for (p, end) in self.spans() {
@@ -151,7 +151,7 @@ impl<'a> Curriculum<'a> {
         self.stages.partition_point(after).saturating_sub(1)
     }
 
-    /// Each stage with the step it ends before.
+    /// Each stage with the first step after it.
     fn spans(&self) -> impl Iterator<Item = (&'a Stage, u64)> + use<'a> {
         let ends = self.stages[1..].iter().map(|p| p.from).chain([u64::MAX]);
         self.stages.iter().zip(ends)

@@ -3,26 +3,26 @@
 /// A rank among those of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ranks {
-    /// This one.
+    /// The number of this rank.
     pub rank: u32,
-    /// How many there are.
+    /// The number of ranks.
     pub count: u32,
-    /// Whether gradients are added up micro-batch by micro-batch, so that their bits do not depend on `count`.
+    /// Whether gradients are summed micro-batch by micro-batch, so that their bits do not depend on `count`.
     pub exact: bool,
-    /// Whether they share gradients too, and not the optimizer alone (ZeRO stage 2).
+    /// Whether ranks share gradients as well, not only the optimizer (ZeRO stage 2).
     pub gradients: bool,
 }
 
 impl Ranks {
-    /// One process.
+    /// A single process.
     pub const ALONE: Ranks = Ranks { rank: 0, count: 1, exact: false, gradients: false };
 
-    /// Whether gradients are added up outside of a micro-batch, and the optimizer's tables are shared.
+    /// Whether gradients are summed outside of a micro-batch, and the optimizer's tables are shared.
     pub const fn shares(&self) -> bool {
         self.count > 1 || self.exact
     }
 
-    /// Whether every micro-batch forms its gradient by itself, which is then added to the step's.
+    /// Whether every micro-batch forms its gradient separately, which is then added to the step's.
     pub const fn each(&self) -> bool {
         self.exact || self.gradients
     }

@@ -1,19 +1,19 @@
 //! The learning rate as a function of the step.
 
-/// How the rate goes from its peak to its end.
+/// How the rate changes from its peak to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// Half a cosine.
     Cosine,
     /// A straight line.
     Linear,
-    /// It stays at the peak.
+    /// Constant at the peak.
     Constant,
-    /// It stays at the peak and falls over the last steps: warm-up, stable, decay (Hu et al. 2024).
+    /// Constant at the peak, falling over the last steps: warm-up, stable, decay (Hu et al. 2024).
     Wsd,
 }
 
-/// How the rate of [`Shape::Wsd`] falls, as a function of the part of the decay that is done.
+/// The fall of the rate of [`Shape::Wsd`], as a function of the completed part of the decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decay {
     /// 1 - x.
@@ -37,9 +37,10 @@ pub struct Schedule {
     pub warmup: u64,
     /// Steps of the whole run.
     pub steps: u64,
-    /// The last steps, over which the rate of [`Shape::Wsd`] falls, and how.
+    /// The number of last steps over which the rate of [`Shape::Wsd`] falls, and how.
     pub decay: (u64, Decay),
-    /// The part of the decay that was done before those steps: not 0 where the end of a run was moved while its rate fell.
+    /// The part of the decay that was completed before those steps: not 0 where the end of a run was moved during the
+    /// decay.
     pub fallen: f64,
 }
 
@@ -62,7 +63,7 @@ impl Schedule {
             Shape::Constant => return self.peak,
             Shape::Wsd => {
                 let (steps, shape) = self.decay;
-                // Its first step is below the peak, its last at the end.
+                // The first step of the decay is below the peak, the last one at the end.
                 let done = (step + 1).saturating_sub(self.stable_until()).min(steps);
                 if done == 0 {
                     return self.peak;
@@ -92,7 +93,7 @@ mod tests {
 
     const NONE: (u64, Decay) = (0, Decay::Linear);
 
-    /// Every step of a run, by formulas of their own.
+    /// Every step of a run, compared with independent formulas.
     #[test]
     fn warm_up_stable_and_decay_are_the_formulas_at_every_step() {
         for (warmup, steps, decay, end) in
@@ -103,7 +104,7 @@ mod tests {
                     Schedule { shape: Shape::Wsd, peak: 3e-3, end, warmup, steps, decay: (decay, shape), fallen: 0.0 };
                 assert_eq!(s.stable_until(), steps - decay);
                 for step in 0..steps + 5 {
-                    // The number of the step, from 1.
+                    // The number of the step, counted from 1.
                     let t = (step + 1) as f64;
                     let x = ((t - (steps - decay) as f64) / decay as f64).clamp(0.0, 1.0);
                     let falls = match shape {
@@ -124,7 +125,7 @@ mod tests {
         }
     }
 
-    /// The steps before either decay do not ask how long a run is.
+    /// The steps before either decay do not depend on the length of the run.
     #[test]
     fn the_stable_steps_of_longer_runs_are_the_same() {
         let of = |steps, decay| Schedule {
@@ -141,7 +142,7 @@ mod tests {
         assert!(short.rate(80) < long.rate(80));
     }
 
-    /// A rate that fell to some share goes on from there, whatever the number of steps that are left.
+    /// A rate that is partly decayed continues from there, whatever the number of remaining steps.
     #[test]
     fn an_end_that_moves_bends_the_fall_and_breaks_it_nowhere() {
         for shape in [Decay::Linear, Decay::Cosine, Decay::Sqrt] {

@@ -1,8 +1,8 @@
 //! The byte-level BPE encoder (Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword
-//! units", 2016; on bytes as in GPT-2): a piece of text starts as its bytes, and the neighbouring pair that stands first
-//! in the list of merges is joined, the leftmost of equals, until no pair is in the list.
+//! units", 2016; on bytes as in GPT-2): a piece of text starts as its bytes, and the adjacent pair that is first in the
+//! list of merges is joined, the leftmost of equal pairs first, until no pair is in the list.
 //!
-//! Pairs wait in a heap that lies in the caller's scratch, one place a byte, so a piece of n bytes costs O(n log n) time
+//! Pairs wait in a heap in the caller's scratch, one slot for each byte, so a piece of n bytes costs O(n log n) time
 //! and exactly n [`Node`]s, whatever the text.
 
 use core::fmt;
@@ -11,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{EMPTY, fold, index_len};
 
-/// One merge: the ids of two neighbours and the id that takes their place. Its rank is its place in the list.
+/// One merge: the ids of two neighbours and the id that replaces them. Its rank is its index in the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Merge {
@@ -19,22 +19,22 @@ pub struct Merge {
     pub left: u32,
     /// Id of the right neighbour.
     pub right: u32,
-    /// Id of both together.
+    /// Id of the joined pair.
     pub id: u32,
 }
 
-/// Why an encoder cannot be made or a piece not be encoded.
+/// Why an encoder cannot be made or a piece cannot be encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BpeError {
-    /// The caller's index is no power of two or shorter than this.
+    /// The caller's index is not a power of two, or is shorter than this.
     IndexStorage(usize),
-    /// The caller's scratch holds fewer nodes than this.
+    /// The caller's scratch has fewer nodes than this.
     Scratch(usize),
     /// The merge of this rank joins the same pair as an earlier one.
     Duplicate(u32),
     /// More merges or bytes than 32 bits count.
     TooLong,
-    /// The scratch's links lead out of it, which no text and no merges make them do.
+    /// The scratch's links are out of range, which no text and no merges can cause.
     Links,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for BpeError {
 
 impl core::error::Error for BpeError {}
 
-/// Scratch for one byte of a piece: a link of the chain of tokens and a place of the heap.
+/// Scratch for one byte of a piece: a link of the chain of tokens and a slot of the heap.
 #[derive(Debug, Clone, Copy)]
 pub struct Node {
     id: u32,
@@ -60,9 +60,9 @@ pub struct Node {
     next: u32,
     /// Rank of the pair of this token and the next, [`EMPTY`] if they do not merge.
     rank: u32,
-    /// Where this token stands in the heap, [`EMPTY`] if it does not.
+    /// The slot of this token in the heap, [`EMPTY`] if it is not in the heap.
     at: u32,
-    /// Place k of the heap: the number of a node.
+    /// Slot k of the heap: the index of a node.
     heap: u32,
 }
 
@@ -81,7 +81,7 @@ pub struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// An encoder over `merges` in the order of their ranks; fills the first [`index_len`] places of `index`.
+    /// An encoder over `merges` in the order of their ranks; fills the first [`index_len`] slots of `index`.
     ///
     /// # Errors
     /// [`BpeError::IndexStorage`], [`BpeError::Duplicate`], [`BpeError::TooLong`].
@@ -103,11 +103,11 @@ impl<'a> Encoder<'a> {
         Ok(Self { bytes, merges, index })
     }
 
-    /// The encoder over parts that [`Encoder::new`] filled before, kept anywhere. Constant time: an index of other
-    /// merges may pass, and misses merges, but never panics.
+    /// The encoder over parts that [`Encoder::new`] filled before, wherever they are stored. Constant time: an index of
+    /// other merges may be accepted; it then misses merges, but never panics.
     ///
     /// # Errors
-    /// [`BpeError::IndexStorage`] unless the index has exactly [`index_len`] places.
+    /// [`BpeError::IndexStorage`] unless the index has exactly [`index_len`] slots.
     pub fn from_parts(bytes: &'a [u32; 256], merges: &'a [Merge], index: &'a [u32]) -> Result<Self, BpeError> {
         let places = index_len(merges.len());
         if index.len() != places {
@@ -116,10 +116,10 @@ impl<'a> Encoder<'a> {
         Ok(Self { bytes, merges, index })
     }
 
-    /// The ids of `piece`, in order. `scratch` has a node for every byte.
+    /// The ids of `piece`, in order. `scratch` needs a node for every byte.
     ///
     /// # Errors
-    /// [`BpeError::Scratch`], [`BpeError::TooLong`]; never [`BpeError::Links`], which stands where else would be a panic.
+    /// [`BpeError::Scratch`], [`BpeError::TooLong`]; never [`BpeError::Links`], which replaces a panic.
     ///
     /// ```
     /// use capful_core::vocab::{bpe::*, index_len};
@@ -156,13 +156,13 @@ impl<'a> Encoder<'a> {
         }))
     }
 
-    /// The place in the index where the pair is or would be, and its rank.
+    /// The slot of the index where the pair is or would be, and its rank.
     fn find(&self, left: u32, right: u32) -> (usize, Option<u32>) {
         let mask = self.index.len() - 1;
-        // The odd factor keeps (a, b) and (b, a) apart; the fold spreads.
+        // The odd factor distinguishes (a, b) from (b, a); the fold spreads the bits.
         let hash = fold((u64::from(left) << 32 | u64::from(right)).wrapping_mul(0xff51_afd7_ed55_8ccd));
         let mut place = hash as usize & mask;
-        // Bounded, so that not even a foreign index without a free place can hang.
+        // Bounded, so that even a foreign index without a free slot cannot cause an endless loop.
         for _ in 0..self.index.len() {
             let Some(&rank) = self.index.get(place) else { break };
             let Some(merge) = self.merges.get(rank as usize) else { break };
@@ -175,8 +175,8 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// The chain of tokens of one piece, and the heap of its pairs: lowest (rank, position) first. Its methods give nothing
-/// where a link leads to no node.
+/// The chain of tokens of one piece, and the heap of its pairs: lowest (rank, position) first. Its methods return
+/// `None` where a link leads to no node.
 struct Chain<'e, 's> {
     encoder: &'e Encoder<'e>,
     nodes: &'s mut [Node],
@@ -189,7 +189,7 @@ impl Chain<'_, '_> {
         self.nodes.get_mut(i as usize)
     }
 
-    /// Joins pairs of `tokens` tokens until none is left.
+    /// Joins pairs of `tokens` tokens until no pair is left.
     fn join_all(&mut self, tokens: u32) -> Option<()> {
         (0..tokens).try_for_each(|i| self.rate(i))?;
         while self.waiting > 0 {
@@ -213,7 +213,7 @@ impl Chain<'_, '_> {
         if prev == EMPTY { Some(()) } else { self.rate(prev) }
     }
 
-    /// Looks up the pair that starts at node `i`, and puts it into the heap, moves it there or takes it out.
+    /// Looks up the pair that starts at node `i`, and inserts it into the heap, moves it there or removes it.
     fn rate(&mut self, i: u32) -> Option<()> {
         let Node { id, next, at, rank: old, .. } = *self.node(i)?;
         let rank = match self.nodes.get(next as usize) {
@@ -234,7 +234,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// Takes node `i` out of the heap, if it is there.
+    /// Removes node `i` from the heap, if it is there.
     fn leave(&mut self, i: u32) -> Option<()> {
         let at = core::mem::replace(&mut self.node(i)?.at, EMPTY);
         if at == EMPTY {
@@ -245,13 +245,13 @@ impl Chain<'_, '_> {
         if last == i {
             return Some(());
         }
-        // The last one fills the gap; it may belong above or below it.
+        // The last node fills the gap; it may belong above or below it.
         self.up(at, last)?;
         let at = self.node(last)?.at;
         self.down(at, last)
     }
 
-    /// The node at place `at` of the heap, and its key.
+    /// The node in slot `at` of the heap, and its key.
     fn waits(&self, at: u32) -> Option<(u32, (u32, u32))> {
         let i = self.nodes.get(at as usize)?.heap;
         Some((i, self.key(i)?))
@@ -267,7 +267,7 @@ impl Chain<'_, '_> {
         Some(())
     }
 
-    /// Places node `i` at `at` or above.
+    /// Puts node `i` into slot `at` or above.
     fn up(&mut self, mut at: u32, i: u32) -> Option<()> {
         let key = self.key(i)?;
         while at > 0 {
@@ -282,7 +282,7 @@ impl Chain<'_, '_> {
         self.place(at, i)
     }
 
-    /// Places node `i` at `at` or below.
+    /// Puts node `i` into slot `at` or below.
     fn down(&mut self, mut at: u32, i: u32) -> Option<()> {
         let key = self.key(i)?;
         while at < self.waiting / 2 {
@@ -331,7 +331,7 @@ mod tests {
         encoder.encode(piece, &mut vec![Node::EMPTY; piece.len()]).unwrap().collect()
     }
 
-    /// The definition, word for word: find the best pair, leftmost first, join it, start again.
+    /// The definition, literally: find the best pair, leftmost first, join it, start again.
     fn by_definition(merges: &[Merge], piece: &[u8]) -> Vec<u32> {
         let mut ids: Vec<u32> = piece.iter().map(|&b| u32::from(b)).collect();
         loop {
@@ -370,7 +370,7 @@ mod tests {
 
         #[test]
         fn a_merge_may_stand_before_those_it_needs(mut merges in merges(), piece in "[abc]{0,40}", turn in 0usize..40) {
-            // Not what training gives, but what a file may hold.
+            // Not a result of training, but possible in a file.
             if !merges.is_empty() {
                 let turn = turn % merges.len();
                 merges.rotate_left(turn);
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(encoder.encode(b"abc", &mut [Node::EMPTY; 2]).err(), Some(BpeError::Scratch(3)));
     }
 
-    /// A million equal bytes: quadratic work would be 10^12 steps, so that this ends shows that it is not.
+    /// A million equal bytes: quadratic work would take 10^12 steps, so the test would not end.
     #[test]
     fn a_long_piece_is_not_quadratic() {
         let merges: Vec<Merge> = (0..12)

@@ -1,23 +1,23 @@
 //! Counts the words of an unbounded stream in storage of fixed size.
 //!
-//! While the distinct words fit the capacity m, counts are exact. Beyond, it is the Space-Saving summary (Metwally,
-//! Agrawal and El Abbadi, "Efficient computation of frequent and top-k elements in data streams", 2005): a new word
-//! takes the place of one with the lowest count c, and starts with count c + 1 and error c. After N counted words:
-//! - no estimate is below the true count, and none above it by more than its own error, which is at most N/m;
-//! - a word that is not kept occurred at most [`Builder::error_bound`] ≤ N/m times;
+//! While the distinct words fit the capacity m, counts are exact. Beyond that, it is the Space-Saving summary
+//! (Metwally, Agrawal and El Abbadi, "Efficient computation of frequent and top-k elements in data streams", 2005): a
+//! new word replaces one with the lowest count c, and starts with count c + 1 and error c. After N counted words:
+//! - no estimate is below the true count, nor above it by more than the word's own error, which is at most N/m;
+//! - a word that is not in a slot occurred at most [`Builder::error_bound`] ≤ N/m times;
 //! - estimates sum to N, so the k words with the highest estimates include every word that occurred more than N/k times.
 //!
-//! A word costs constant time: words of equal count stand in one list, and the lists stand in the order of their counts.
+//! A word costs constant time: words of equal count are in one list, and the lists are in the order of their counts.
 
 use super::capped::VocabularyError;
 use super::{EMPTY, SPECIALS, hash_word, index_len, special};
 
-/// Bytes of text a slot usually gets. Longer words are counted together and come out as `<unk>`.
+/// The usual bytes of text for a slot. Longer words are counted together and become `<unk>`.
 pub const WORD_BYTES: usize = 64;
 
 const NONE: u32 = u32::MAX;
 
-/// What is known of one kept word; in the same place lies one of the lists of words of equal count.
+/// The data of one word in a slot; the same struct also stores one of the lists of words of equal count.
 #[derive(Debug, Clone, Copy)]
 pub struct Slot {
     error: u64,
@@ -66,16 +66,16 @@ pub struct Storage<'a> {
     pub index: &'a mut [u32],
 }
 
-/// How many words went where.
+/// Statistics of the words of the stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// All words of the stream.
     pub total: u64,
     /// Words with the text of a special token, by its id.
     pub specials: [u64; SPECIALS.len()],
-    /// Words longer than a slot's text.
+    /// Words longer than the text of a slot.
     pub overlong: u64,
-    /// Words that took a slot which another had to give up. 0: every count is exact.
+    /// Words that replaced another word in its slot. 0: every count is exact.
     pub replaced: u64,
 }
 
@@ -86,7 +86,7 @@ impl Tally {
     }
 }
 
-/// Counts words. See the module for what it promises.
+/// Counts words. See the module for its guarantees.
 ///
 /// ```
 /// use capful_core::vocab::{builder::*, index_len};
@@ -168,7 +168,7 @@ impl<'a> Builder<'a> {
             }
             self.append(slot, self.lowest);
         } else {
-            // The word that has stood longest at the lowest count gives way.
+            // The word that has been at the lowest count for the longest time is replaced.
             let Bucket { count, head: slot, .. } = *self.list(self.lowest);
             self.tally.replaced += 1;
             self.remove_from_index(slot);
@@ -179,23 +179,23 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// How many words went where so far.
+    /// Statistics of the words so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }
 
-    /// A word that is not kept occurred at most this often, and no estimate is further above the truth: 0 while counts
-    /// are exact, the lowest count afterwards, never more than N/m.
+    /// The largest number of occurrences of a word that is in no slot, and the largest excess of any estimate: 0 while
+    /// counts are exact, the lowest count afterwards, never more than N/m.
     pub fn error_bound(&self) -> u64 {
         if self.tally.replaced == 0 { 0 } else { self.list(self.lowest).count }
     }
 
-    /// Ranks what was counted: by estimate, highest first, then by first occurrence (of the kept run of occurrences).
+    /// Ranks the words: by estimate, highest first, then by first occurrence since the word got its slot.
     pub fn finish(self) -> Counts<'a> {
         let error_bound = self.error_bound();
         let Self { slots, text, index, width, used, tally, .. } = self;
         let (slots, text): (&[Slot], &[u8]) = (slots, text);
-        // The index has served; it is longer than the list of slots.
+        // The index is no longer needed, and is longer than the list of slots.
         let order = &mut index[..used as usize];
         for (i, place) in order.iter_mut().enumerate() {
             *place = i as u32;
@@ -223,7 +223,7 @@ impl<'a> Builder<'a> {
         (slot.hash, slot.len, slot.error, slot.first) = (hash, word.len() as u32, error, first);
     }
 
-    /// Moves a word to the list of the next count.
+    /// Moves a word to the list of the next higher count.
     fn raise(&mut self, slot: u32) {
         let from = self.slots[slot as usize].bucket;
         let Bucket { count, head, tail, above, .. } = *self.list(from);
@@ -293,7 +293,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The place in the index where `word` is or would be, and its slot.
+    /// The slot of the index where `word` is or would be, and the word's slot.
     fn find(&self, hash: u32, word: &[u8]) -> (usize, Option<u32>) {
         let mask = self.index.len() - 1;
         let mut place = hash as usize & mask;
@@ -312,7 +312,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Takes `slot` out of the index and moves later entries of the run back over the hole.
+    /// Removes `slot` from the index and moves later entries of the run back over the hole.
     fn remove_from_index(&mut self, slot: u32) {
         let mask = self.index.len() - 1;
         let mut hole = self.slots[slot as usize].hash as usize & mask;
@@ -337,18 +337,18 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// A word and how often it occurred: at most `count`, at least `count - error`.
+/// A word and its number of occurrences: at most `count`, at least `count - error`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Count<'a> {
     /// The word.
     pub word: &'a str,
     /// The estimate; the true count where `error` is 0.
     pub count: u64,
-    /// How far the estimate can be above the true count.
+    /// The largest possible excess of the estimate over the true count.
     pub error: u64,
 }
 
-/// What a [`Builder`] counted, ranked.
+/// The ranked words of a [`Builder`].
 #[derive(Debug, Clone, Copy)]
 pub struct Counts<'a> {
     slots: &'a [Slot],
@@ -360,7 +360,7 @@ pub struct Counts<'a> {
 }
 
 impl<'a> Counts<'a> {
-    /// The kept words, from the highest estimate on; equal ones by first occurrence.
+    /// The words in slots, from the highest estimate on; equal ones by first occurrence.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Count<'a>> + use<'a> {
         let Self { slots, text, order, width, .. } = *self;
         order.iter().map(move |&i| {
@@ -372,12 +372,12 @@ impl<'a> Counts<'a> {
         })
     }
 
-    /// The kept words alone, as [`super::capped::write`] takes them.
+    /// Only the words, as [`super::capped::write`] takes them.
     pub fn words(&self) -> impl ExactSizeIterator<Item = &'a str> + use<'a> {
         self.iter().map(|count| count.word)
     }
 
-    /// How many words went where.
+    /// Statistics of the words of the stream.
     pub fn tally(&self) -> Tally {
         self.tally
     }
@@ -449,7 +449,7 @@ mod tests {
         assert_eq!(builder.error_bound(), 0);
         builder.add_text("c");
         let counts = builder.finish();
-        // By hand, as in the paper: c replaces b and takes its count plus one; a tie, and a came first.
+        // By hand, as in the paper: c replaces b and gets its count plus one; in the tie, a came first.
         let expected = [Count { word: "a", count: 3, error: 0 }, Count { word: "c", count: 3, error: 2 }];
         assert!(counts.iter().eq(expected));
         assert_eq!(counts.error_bound(), 3);
@@ -525,7 +525,7 @@ mod tests {
             let rank = libm::exp(random.uniform(n) * libm::log((WORDS + 1) as f64)) as u64;
             let rank = rank.clamp(1, WORDS);
             word.clear();
-            // A hash of the rank, so that texts do not follow frequencies.
+            // A hash of the rank, so that words are not ordered by frequency.
             let name = rank.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 24;
             std::fmt::Write::write_fmt(&mut word, format_args!("{name:x}")).unwrap();
             builder.add(&word);
@@ -549,7 +549,7 @@ mod tests {
             }
             frequent += usize::from(count > bound);
         }
-        // The promise is about something: over a thousand words are above the bound.
+        // Makes sure that the test is meaningful: over a thousand words are above the bound.
         assert!(frequent > 1000, "{frequent}");
         std::println!(
             "{streamed} bytes, {n} words, {distinct} distinct, {bytes} bytes of storage, {frequent} above {bound}"

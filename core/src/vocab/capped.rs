@@ -1,8 +1,8 @@
 //! The capped vocabulary: word to id and id to word, over storage that the caller owns.
 //!
-//! Serialised, a vocabulary is text: one word a line, every line ended, the line's number (from 0) is the id. The four
-//! [`SPECIALS`] come first, then words from the most to the least frequent. The same bytes serve lookups, so a
-//! vocabulary in flash or in a mapped file is used where it lies.
+//! The serialised form of a vocabulary is text: one word on each line, with a line end after every word; the number of
+//! the line (from 0) is the id. The four [`SPECIALS`] come first, then words from the most to the least frequent.
+//! Lookups use the same bytes, so a vocabulary in flash or in a mapped file is used in place.
 
 use core::fmt;
 
@@ -13,23 +13,23 @@ use super::{EMPTY, SPECIALS, UNK, hash_word, index_len, special};
 pub enum VocabularyError {
     /// A cap of this many ids has no room for the 4 special tokens.
     BelowSpecials(u32),
-    /// The caller's text holds fewer bytes than this.
+    /// The caller's text has fewer bytes than this.
     TextStorage(usize),
-    /// The caller's list of line ends holds fewer places than this.
+    /// The caller's list of line ends has fewer slots than this.
     EndsStorage(usize),
-    /// The caller's index is no power of two or shorter than this.
+    /// The caller's index is not a power of two, or is shorter than this.
     IndexStorage(usize),
-    /// The serialised form does not start with the special tokens, each on its line.
+    /// The serialised form does not start with the special tokens, each on its own line.
     Specials,
-    /// The word with this id is empty or holds white space.
+    /// The word with this id is empty or contains white space.
     Word(u32),
-    /// The word with this id stands on an earlier line too.
+    /// The word with this id is also on an earlier line.
     Duplicate(u32),
-    /// The last line is not ended: the text was cut off.
+    /// The last line has no line end: the text was cut off.
     Unfinished,
-    /// More text or words than 32-bit offsets reach.
+    /// More text or words than 32-bit offsets can address.
     TooLong,
-    /// Text, line ends and index do not belong together.
+    /// Text, line ends and index do not match.
     Parts,
 }
 
@@ -59,8 +59,8 @@ pub fn written_len<'w>(words: impl IntoIterator<Item = &'w str>, cap: u32) -> us
     capped(words, cap).map(|word| word.len() + 1).sum()
 }
 
-/// Writes the serialised vocabulary of at most `cap` ids to `out` and returns it: the special tokens, then `words` as
-/// they come, from the most frequent on. A word equal to a special's text gets no slot of its own.
+/// Writes the serialised vocabulary of at most `cap` ids to `out` and returns it: the special tokens, then `words` in
+/// the given order, most frequent first. A word equal to a special token's text gets no id of its own.
 ///
 /// # Errors
 /// [`VocabularyError::BelowSpecials`], [`VocabularyError::Word`], [`VocabularyError::TextStorage`] (`out` is shorter
@@ -91,7 +91,7 @@ where
         out[end] = b'\n';
         len = end + 1;
     }
-    // Whole words were copied, so this cannot fail.
+    // Only whole words were copied, so this cannot fail.
     core::str::from_utf8(&out[..len]).map_err(|_| VocabularyError::Parts)
 }
 
@@ -115,15 +115,15 @@ pub struct CappedVocabulary<'a> {
 }
 
 impl<'a> CappedVocabulary<'a> {
-    /// Number of words in the serialised form `text`: places needed in `ends`; [`index_len`] of it in `index`.
+    /// Number of words in the serialised form `text`: the slots needed in `ends`; [`index_len`] of it in `index`.
     pub fn words_in(text: &str) -> usize {
         text.bytes().filter(|&b| b == b'\n').count()
     }
 
-    /// Reads the serialised form, filling the first places of `ends` and `index`, and checks all of it.
+    /// Reads the serialised form, fills the first slots of `ends` and `index`, and checks all of it.
     ///
     /// # Errors
-    /// Every case of [`VocabularyError`] but `BelowSpecials`, `TextStorage` and `Parts`.
+    /// Every case of [`VocabularyError`] except `BelowSpecials`, `TextStorage` and `Parts`.
     pub fn read(text: &'a str, ends: &'a mut [u32], index: &'a mut [u32]) -> Result<Self, VocabularyError> {
         let words = Self::words_in(text);
         if u32::try_from(text.len()).is_err() {
@@ -157,11 +157,11 @@ impl<'a> CappedVocabulary<'a> {
         Ok(Self { text, ends, index })
     }
 
-    /// The view over parts that [`CappedVocabulary::read`] filled before, kept anywhere. Constant time: parts of
-    /// different vocabularies may pass, and give wrong words, but never a panic.
+    /// The view over parts that [`CappedVocabulary::read`] filled before, wherever they are stored. Constant time:
+    /// parts of different vocabularies may be accepted, and then give wrong words, but never a panic.
     ///
     /// # Errors
-    /// [`VocabularyError::Parts`] where lengths tell that the parts do not belong together.
+    /// [`VocabularyError::Parts`] where the lengths show that the parts do not match.
     pub fn from_parts(text: &'a str, ends: &'a [u32], index: &'a [u32]) -> Result<Self, VocabularyError> {
         let last = ends.last().map(|&end| end as usize + 1);
         if ends.len() < SPECIALS.len() || last != Some(text.len()) || index.len() != index_len(ends.len()) {
@@ -170,7 +170,7 @@ impl<'a> CappedVocabulary<'a> {
         Ok(Self { text, ends, index })
     }
 
-    /// Line ends and index, to keep them beside the text for [`CappedVocabulary::from_parts`].
+    /// Line ends and index, to store them next to the text for [`CappedVocabulary::from_parts`].
     pub fn parts(&self) -> (&'a [u32], &'a [u32]) {
         (self.ends, self.index)
     }
@@ -185,12 +185,13 @@ impl<'a> CappedVocabulary<'a> {
         self.ends.is_empty()
     }
 
-    /// The id of `word`; [`UNK`] for every word outside. The text of a special token gives that token's id.
+    /// The id of `word`; [`UNK`] for every word outside the vocabulary. The text of a special token gives that token's
+    /// id.
     pub fn id(&self, word: &str) -> u32 {
         self.find(word).1.unwrap_or(UNK)
     }
 
-    /// The word of `id`, a special token's text for ids below 4; nothing for ids outside.
+    /// The word of `id`, a special token's text for ids below 4; `None` for ids out of range.
     pub fn word(&self, id: u32) -> Option<&'a str> {
         let id = id as usize;
         let end = *self.ends.get(id)? as usize;
@@ -211,11 +212,11 @@ impl<'a> CappedVocabulary<'a> {
         self.text
     }
 
-    /// The place in the index where `word` is or would be, and its id.
+    /// The slot of the index where `word` is or would be, and its id.
     fn find(&self, word: &str) -> (usize, Option<u32>) {
         let mask = self.index.len() - 1;
         let mut place = hash_word(word.as_bytes()) as usize & mask;
-        // Bounded, so that not even a foreign index without a free place can hang.
+        // Bounded, so that even a foreign index without a free slot cannot cause an endless loop.
         for _ in 0..self.index.len() {
             let Some(&id) = self.index.get(place).filter(|id| **id != EMPTY) else { break };
             if self.word(id) == Some(word) {

@@ -1,7 +1,7 @@
-//! Cuts text as GPT-2 does, which most programs that read byte-level BPE know by name.
+//! Splits text as GPT-2 does, which most programs that read byte-level BPE know by name.
 //!
-//! Its pattern is `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`. It gives a piece at every
-//! place, so a text is walked once.
+//! Its pattern is `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`. The pattern matches at
+//! every position, so one pass over the text suffices.
 
 #[derive(PartialEq, Clone, Copy)]
 enum Class {
@@ -25,7 +25,7 @@ fn class(c: char) -> Class {
     }
 }
 
-/// Whether an alphabetic character is none of \p{L}: a mark, or a letter in a circle or a square.
+/// Whether an alphabetic character is not in \p{L}: a mark, or a letter in a circle or a square.
 fn is_mark(c: char) -> bool {
     let c = u32::from(c);
     let behind = MARKS.partition_point(|range| range >> 8 <= c);
@@ -42,7 +42,7 @@ pub(super) fn piece_len(text: &str) -> Option<usize> {
     {
         return Some(1 + len);
     }
-    // A space goes with what follows it, unless that is white space too.
+    // A space belongs to what follows it, unless that is white space too.
     let behind = if first == ' ' { chars.as_str() } else { text };
     let kind = behind.chars().next().map_or(Class::Space, class);
     if kind == Class::Space {
@@ -52,12 +52,12 @@ pub(super) fn piece_len(text: &str) -> Option<usize> {
     Some(text.len() - behind.len() + run)
 }
 
-/// Bytes of what an apostrophe before `text` stands for.
+/// The bytes of the contraction that `text`, which follows an apostrophe, begins with.
 fn contraction(text: &str) -> Option<usize> {
     ["s", "t", "re", "ve", "m", "ll", "d"].into_iter().find(|end| text.starts_with(end)).map(str::len)
 }
 
-/// Bytes of the white space that `text` begins with, less a last character that may go with what follows.
+/// The bytes of white space at the beginning of `text`, without a last character that may belong to what follows.
 fn spaces(text: &str) -> usize {
     let rest = text.trim_start();
     let len = text.len() - rest.len();
@@ -66,8 +66,8 @@ fn spaces(text: &str) -> usize {
     if rest.is_empty() || last == len { len } else { len - last }
 }
 
-/// Ranges of characters, as the first of them times 256 and how many follow it. Between those of a range that are
-/// alphabetic no letter lies.
+/// Ranges of characters, each as its first character times 256 plus the number of further ones. The alphabetic
+/// characters of a range include no letters.
 static MARKS: [u32; 166] = [
     0x3452a, 0x5b017, 0x6100a, 0x64b14, 0x67000, 0x6d60e, 0x6e706, 0x71100, 0x7300f, 0x7a60a, 0x81601, 0x81b08,
     0x82502, 0x82903, 0x89700, 0x8d42f, 0x93a01, 0x93e11, 0x95502, 0x96201, 0x98102, 0x9be0e, 0x9d700, 0x9e201,

@@ -1,8 +1,8 @@
 //! The capped vocabulary, its bounded builder, and the byte-level BPE encoder.
 //!
 //! - [`builder`] counts the words of an unbounded stream in storage of fixed size.
-//! - [`capped`] keeps the most frequent of them: word to id and back, everything else is `<unk>`.
-//! - [`bpe`] splits bytes into trained pieces, so that nothing is ever unknown; [`pieces`] cuts text before.
+//! - [`capped`] stores the most frequent of them: word to id and back, everything else is `<unk>`.
+//! - [`bpe`] splits bytes into trained pieces, so that nothing is ever unknown; [`pieces`] splits text before that.
 
 pub mod bpe;
 pub mod builder;
@@ -19,13 +19,13 @@ pub const BOS: u32 = 2;
 /// Id of `<eos>`: ends a document.
 pub const EOS: u32 = 3;
 
-/// The texts of the special ids, in the order of the ids. Every vocabulary of ours starts with them.
+/// The texts of the special ids, in the order of the ids. All of our vocabularies begin with them.
 pub const SPECIALS: [&str; 4] = ["<pad>", "<unk>", "<bos>", "<eos>"];
 
 /// Number of ids of a vocabulary of bytes: the special ids and 256.
 pub const BYTE_IDS: u32 = SPECIALS.len() as u32 + 256;
 
-/// All bytes in their order: the bytes of the tokens of a vocabulary of bytes.
+/// All bytes in ascending order: the bytes of the tokens of a byte vocabulary.
 pub static BYTES: [u8; 256] = {
     let mut all = [0; 256];
     let mut byte = 0;
@@ -36,9 +36,9 @@ pub static BYTES: [u8; 256] = {
     all
 };
 
-/// The id of a special whose text is `word`.
+/// The id of the special token whose text is `word`.
 pub fn special(word: &str) -> Option<u32> {
-    // Nearly every word ends here.
+    // Nearly every word returns here.
     if !word.starts_with('<') {
         return None;
     }
@@ -61,7 +61,7 @@ pub const fn index_len(entries: usize) -> usize {
 /// Where [`fingerprint`] starts: the offset basis of FNV-1a, 64 bits.
 pub const FINGERPRINT: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// FNV-1a, 64 bits, of `bytes` appended to what `hash` has seen. Start with [`FINGERPRINT`].
+/// FNV-1a, 64 bits, of `bytes` appended to the bytes hashed so far. Start with [`FINGERPRINT`].
 pub const fn fingerprint(mut hash: u64, bytes: &[u8]) -> u64 {
     let mut i = 0;
     while i < bytes.len() {
@@ -71,7 +71,7 @@ pub const fn fingerprint(mut hash: u64, bytes: &[u8]) -> u64 {
     hash
 }
 
-/// Marks a free place of a hash index.
+/// Marks a free slot of a hash index.
 const EMPTY: u32 = u32::MAX;
 
 /// Spreads 64 bits over the low 32 (one multiplication and a fold: FNV's low bits alone cluster).

@@ -1,16 +1,16 @@
-//! Cuts text into pieces that no BPE merge crosses. The pieces put together are the text.
+//! Splits text into pieces that no BPE merge crosses. The concatenated pieces are the text.
 
 use super::gpt2;
 
-/// A way of cutting text.
+/// A way to split text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// A piece is one of the following, tried in this order at each place:
+    /// A piece is one of the following, tried in this order at each position:
     /// 1. a run of letters, of digits, or of other signs (Unicode's alphabetic, numeric, neither), with the one space
     ///    before it if there is one;
-    /// 2. a run of white space, less a last space that belongs to the next piece.
+    /// 2. a run of white space, without a last space that belongs to the next piece.
     ///
-    /// The first tokenizers cut like this.
+    /// The first tokenizers split text like this.
     Runs,
     /// By GPT-2's pattern, which other programs know.
     Gpt2,
@@ -45,7 +45,8 @@ impl Cut {
                 Cut::Runs => piece_len(rest),
                 Cut::Gpt2 => gpt2::piece_len(rest),
             };
-            // Where it ends is where a character begins; were it not, the rest would be one piece, and no text be lost.
+            // A piece always ends at a character boundary; otherwise the rest would become one piece, and no text would
+            // be lost.
             let (piece, after) = rest.split_at_checked(len?).unwrap_or((rest, ""));
             rest = after;
             Some(piece)
@@ -65,7 +66,7 @@ fn piece_len(text: &str) -> Option<usize> {
     let kind = class(last);
     for (at, c) in chars {
         if class(c) != kind {
-            // Of several spaces the last one goes with what follows.
+            // Of several spaces the last one belongs to what follows.
             return Some(at - usize::from(kind == Class::Space && last == ' '));
         }
         last = c;

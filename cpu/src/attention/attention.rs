@@ -1,6 +1,6 @@
-//! Causal attention: a task is a tile of queries of one head, which meets its keys step by step with a running softmax
-//! (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks that the pattern leaves out, and keys before the documents of a tile, are
-//! never touched.
+//! Causal attention: a task is a tile of queries of one head, which reads its keys step by step with a running softmax
+//! (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks of keys that the pattern omits, and keys before the documents
+//! of a tile, are never read.
 
 use std::ops::Range;
 
@@ -14,7 +14,8 @@ use crate::pool::Parts;
 use crate::simd::{self, vectorise};
 use crate::{Cpu, CpuProfile, OnCpu, bytes};
 
-/// The scratch of a worker, in f32: scores of a tile and a step, a tile of the output, the products' own.
+/// The scratch of a worker, in f32: scores of a tile and a step, a tile of the output, scratch of the matrix
+/// multiplications.
 struct Share {
     scores: usize,
     out: usize,
@@ -107,9 +108,9 @@ struct Softmax {
 }
 
 impl Softmax {
-    /// Turns the scores of a step, a row for each query from the first on of these `keys`, into weights relative to the largest
-    /// score so far, and brings `mixed`, the sum of earlier steps, in line. Each query sees keys from its own of `firsts` to
-    /// itself.
+    /// Converts the scores of a step into weights relative to the largest score so far, and rescales `mixed`, the sum
+    /// over earlier steps, accordingly. The scores have a row for each query, from the first of `keys` on. Each query
+    /// sees keys from its own entry of `firsts` to itself.
     fn step(
         &mut self,
         scores: &mut [f32],

@@ -1,10 +1,11 @@
-//! The gradient of causal attention: a task is one key head of one sequence with all its query heads, so that nobody
-//! else adds to its gradients. Probabilities are made again from the logarithmic sums, a tile of queries and a step of
+//! The gradient of causal attention: a task is one key head of one sequence with all its query heads, so that no other
+//! task adds to its gradients. Probabilities are recomputed from the logarithmic sums, a tile of queries and a step of
 //! keys at a time.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{AttentionGrad, Documents, Heads, Rotary};
+use capful_core::views;
 
 use super::tiles::{STEP, TILE, Tiles};
 use crate::gemm::{self, Matrix, MatrixMut, Update};
@@ -15,13 +16,13 @@ use crate::{Cpu, CpuProfile, OnCpu, bytes};
 /// The scratch of a worker, in f32.
 #[derive(Clone, Copy)]
 struct Share {
-    /// The gradients of a head's keys; as much again of its values.
+    /// The gradients of a head's keys; its values take the same size.
     sequence: usize,
     /// The gradient of a tile of queries.
     tile: usize,
-    /// Probabilities of a tile and a step; as much again of their gradients.
+    /// Probabilities of a tile and a step; their gradients take the same size.
     scores: usize,
-    /// The products' own.
+    /// Scratch of the matrix multiplications.
     product: usize,
 }
 
@@ -47,16 +48,16 @@ impl OnCpu for AttentionGrad {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let [qkv, out, log_sum, out_grad, table, mut qkv_grad, mut scratch, offsets] = arena.views([
-            Some(self.qkv),
-            Some(self.out),
-            Some(self.log_sum),
-            Some(self.out_grad),
-            Some(self.rotary.table),
-            Some(self.qkv_grad),
-            Some(cpu.scratch),
-            self.offsets,
-        ])?;
+        views!(arena;
+            qkv = Some(self.qkv),
+            out = Some(self.out),
+            log_sum = Some(self.log_sum),
+            out_grad = Some(self.out_grad),
+            table = Some(self.rotary.table),
+            mut qkv_grad = Some(self.qkv_grad),
+            mut scratch = Some(cpu.scratch),
+            offsets = self.offsets,
+        );
         let share = Share::new(&self);
         let head = Head {
             op: &self,
@@ -79,7 +80,7 @@ impl OnCpu for AttentionGrad {
     }
 }
 
-/// What the tasks share.
+/// Values that the tasks share.
 struct Head<'a> {
     op: &'a AttentionGrad,
     share: Share,
@@ -94,7 +95,7 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// All gradients of key head `g` of sequence `b` and of its query heads.
+    /// Computes all gradients of key head `g` of sequence `b` and of its query heads.
     fn run(&self, b: usize, g: u32, scratch: &mut [f32]) {
         let (heads, share) = (&self.op.heads, &self.share);
         let size = heads.size as usize;
@@ -115,7 +116,7 @@ impl Head<'_> {
         }
     }
 
-    /// The gradient of a tile of queries of head `h`, and what it adds to its keys' and values' gradients.
+    /// Computes the gradient of a tile of queries of head `h`, and adds to the gradients of its keys and values.
     fn tile(
         &self,
         b: usize,
@@ -190,7 +191,7 @@ impl Head<'_> {
         }
     }
 
-    /// Turns one head's gradient at row `row` of sequence `b` backwards.
+    /// Applies the inverse rotation to one head's gradient at row `row` of sequence `b`.
     fn turn_back(&self, b: usize, row: usize, head: &mut [f32]) {
         let rotary = &self.op.rotary;
         let (dims, alone) = (rotary.dims() as usize, Heads::grouped(1, 0, rotary.heads.size));
@@ -202,8 +203,8 @@ impl Head<'_> {
     fn write(&self, b: usize, row: usize, column: usize, values: &[f32]) {
         let [_, _, seq_len, width] = self.op.qkv.shape.map(|n| n as usize);
         let at = (b * seq_len + row) * width + column;
-        // SAFETY: the columns of a head in the rows of a sequence belong to one task alone, which writes them here and
-        // holds on to nothing.
+        // SAFETY: the columns of a head in the rows of a sequence belong to a single task, which writes them here and
+        // keeps no reference.
         unsafe { self.qkv_grad.range(at..at + values.len()) }.copy_from_slice(values);
     }
 }

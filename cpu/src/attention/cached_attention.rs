@@ -9,7 +9,7 @@ use super::tiles::Tiles;
 use crate::simd::{self, vectorise};
 use crate::{Cpu, OnCpu};
 
-/// Keys between two looks at the largest score.
+/// Keys between two updates of the largest score.
 const KEYS: usize = 64;
 
 impl OnCpu for CachedAttention {

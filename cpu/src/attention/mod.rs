@@ -1,4 +1,4 @@
-//! Attention, its gradient and its form for one token, and the rotation before it.
+//! Attention, its gradient, its single-token form, and the rotation before attention.
 
 mod attention;
 mod attention_grad;

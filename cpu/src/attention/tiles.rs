@@ -1,4 +1,4 @@
-//! How attention is cut: queries into tiles, the keys that a tile sees into steps.
+//! The division of attention: queries into tiles, the keys of a tile into steps.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ pub(crate) const TILE: usize = 64;
 /// Keys of a step, at most.
 pub(crate) const STEP: usize = 256;
 
-/// The tiles of a sequence. Each lies within one block of the pattern, so all its queries see the same blocks of keys
-/// but for the causal edge.
+/// The tiles of a sequence. Each lies within one block of the pattern, so all its queries see the same blocks of keys,
+/// except at the causal edge.
 #[derive(Clone, Copy)]
 pub(crate) struct Tiles {
     pattern: Pattern,
@@ -34,7 +34,7 @@ impl Tiles {
         self.seq_len.div_ceil(self.block()) * self.per_block
     }
 
-    /// The queries of tile `number`; none where the sequence ends within the block before it.
+    /// The queries of tile `number`; empty if the sequence ends before the tile, within its block.
     pub(crate) fn tile(&self, number: usize) -> Range<usize> {
         let (block, part) = (number / self.per_block, number % self.per_block);
         let (first, length) = (block * self.block(), self.block().div_ceil(self.per_block));
@@ -42,8 +42,8 @@ impl Tiles {
         (first + part * length).min(end)..(first + (part + 1) * length).min(end)
     }
 
-    /// Calls `step` with the keys from `from` on that queries up to `tile.end` see, a run of at most [`STEP`] at a time, in
-    /// order.
+    /// Calls `step` with the keys from `from` on that the queries before `tile.end` see, in order, at most [`STEP`]
+    /// keys at a time.
     pub(crate) fn steps(&self, tile: &Range<usize>, from: usize, mut step: impl FnMut(Range<usize>)) {
         let i = (tile.start / self.block()) as u32;
         let mut j = 0;
@@ -81,7 +81,7 @@ mod tests {
                         assert!(tile.start == next && tile.len() <= TILE);
                         next = tile.end;
                         let mut seen = vec![false; seq_len];
-                        // A tile that sees none of the keys from there on is of documents before.
+                        // A tile for which no key from `from` on is visible belongs to earlier documents.
                         let from = from.min(tile.start);
                         tiles.steps(&tile, from, |keys| {
                             assert!(!keys.is_empty() && keys.len() <= STEP);

@@ -1,9 +1,10 @@
-//! Rows of a value table, added to the values of attention: a task takes some rows. The gain's gradient is summed by blocks of
-//! rows in scratch, and the blocks' sums are added in their order.
+//! Adds rows of a value table to the values of attention: a task takes some rows. The gain's gradient is summed by
+//! blocks of rows in scratch, and the blocks' sums are added in block order.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{AddValues, AddValuesGrad, IntegerRows};
+use capful_core::views;
 
 use crate::simd::{self, vectorise};
 use crate::{Cpu, CpuProfile, OnCpu, bytes};
@@ -61,15 +62,15 @@ impl OnCpu for AddValuesGrad {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let [ids, table, gain, qkv_grad, mut out, mut gain_grad, mut scratch] = arena.views([
-            Some(self.ids),
-            Some(self.table),
-            Some(self.gain),
-            Some(self.qkv_grad),
-            Some(self.out),
-            Some(self.gain_grad),
-            Some(cpu.scratch),
-        ])?;
+        views!(arena;
+            ids = Some(self.ids),
+            table = Some(self.table),
+            gain = Some(self.gain),
+            qkv_grad = Some(self.qkv_grad),
+            mut out = Some(self.out),
+            mut gain_grad = Some(self.gain_grad),
+            mut scratch = Some(cpu.scratch),
+        );
         let (heads, ids, table, gain) = (self.heads, ids.u32()?, table.f32()?, gain.f32()?[0]);
         let (qkv_grad, columns, width) = (qkv_grad.f32()?, self.table.columns() as usize, heads.width() as usize);
         let (size, sums) = (heads.size as usize, &mut scratch.f32_mut()?[..blocks(&self)]);

@@ -1,4 +1,4 @@
-//! Looking up the rows of a table, and adding gradients back to them.
+//! Looks up the rows of a table, and adds gradients back to the rows.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -9,7 +9,7 @@ use crate::{Cpu, OnCpu};
 
 /// Rows that a task copies.
 const ROWS: usize = 32;
-/// Parts that a table's gradient is cut into; each looks through all ids.
+/// Parts that a table's gradient is divided into; each part is computed by a scan over all ids.
 const PARTS: usize = 32;
 
 impl OnCpu for Embed {
@@ -47,7 +47,7 @@ impl OnCpu for EmbedGrad {
             arena.views([Some(self.ids), Some(self.out_grad), Some(self.table_grad)])?;
         let (ids, out_grad, d) = (ids.u32()?, out_grad.f32()?, self.table_grad.columns() as usize);
         let rows = (self.table_grad.rows() as usize).div_ceil(PARTS).max(1);
-        // A part of the table belongs to one task, which takes the tokens in their order.
+        // A part of the table belongs to one task, which takes the tokens in order.
         cpu.pool.chunks(table_grad.f32_mut()?, rows * d, |_, part, table_grad| {
             if !self.accumulate {
                 table_grad.fill(0.0);

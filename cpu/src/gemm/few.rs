@@ -1,12 +1,12 @@
-//! Products of few rows with the transpose of a matrix, as in decoding: bound by the reading of B, which is therefore
-//! read once, in place, and not packed.
+//! Matrix multiplication of few rows with the transpose of a matrix, as in decoding. Its speed is limited by reading B,
+//! so B is read once, in place, without packing.
 
 use pulp::{Simd, WithSimd};
 
-/// Products of at most this many rows go this way.
+/// Multiplications of at most this many rows use this code.
 pub(super) const MAX_ROWS: usize = 8;
 
-/// C[i, j] (+)= Σ_p A[i, p] · B[p, j], each a dot product of two contiguous runs of `depth`.
+/// C[i, j] (+)= Σ_p A[i, p] · B[p, j], each element a dot product of two contiguous vectors of length `depth`.
 pub(super) struct Dots {
     pub rows: usize,
     pub cols: usize,
@@ -28,14 +28,14 @@ impl WithSimd for Dots {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // Four columns at a time where registers allow, so that reading B runs ahead.
+        // Four columns at a time where the registers suffice, so that reads of B run ahead.
         let mut j = 0;
         while j < self.cols {
             let wide = S::REGISTER_COUNT >= 32 && self.cols - j >= 4;
             let mut i = 0;
             while i < self.rows {
                 let left = self.rows - i;
-                // SAFETY: the maker of `Dots` vouches for the matrices; i + rows and j + columns stay inside.
+                // SAFETY: the creator of `Dots` vouches for the matrices; i + rows and j + columns stay inside.
                 unsafe {
                     i += match (wide, left) {
                         (true, 4..) => self.dots::<S, 4, 4>(simd, i, j),
@@ -53,8 +53,8 @@ impl WithSimd for Dots {
 }
 
 impl Dots {
-    /// `ROWS × COLS` dot products from (i, j) on; returns `ROWS`. Each is summed in the same order whatever its
-    /// neighbours: a vector of partial sums, then its lanes, then what is left of the depth.
+    /// `ROWS × COLS` dot products from (i, j) on; returns `ROWS`. Each is summed in an order independent of `ROWS` and
+    /// `COLS`: a vector of partial sums, then its lanes, then the remainder of the depth.
     ///
     /// # Safety
     /// The matrices must be valid for those rows and columns.
@@ -96,8 +96,8 @@ impl Dots {
     }
 }
 
-/// Asks for the cache line at an address, which need not be valid: each run of B is short, so that by itself the
-/// machine would notice it too late.
+/// Prefetches the cache line at an address, which need not be valid: each row of B is so short that the hardware
+/// prefetcher would start too late.
 #[inline(always)]
 fn prefetch(address: *const f32) {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! The innermost products: a tile of C held in registers while the depth runs by.
+//! The innermost loops of matrix multiplication: a tile of C stays in registers while the loop runs over the depth.
 
 use pulp::{Simd, WithSimd};
 
@@ -7,8 +7,8 @@ pub(super) const MAX_TILE_ROWS: usize = 12;
 /// As [`MAX_TILE_ROWS`], columns.
 pub(super) const MAX_TILE_COLS: usize = 64;
 
-/// Rows of a panel of A. A tile takes all or some of them: 6 rows by four vectors or 12 rows by two fill 24 of 32
-/// registers, 6 rows by two 12 of 16.
+/// Rows of a panel of A. A tile takes all or some of these rows: 6 rows by four vectors or 12 rows by two fill 24 of 32
+/// registers, 6 rows by two fill 12 of 16.
 pub(super) const fn tile_rows<S: Simd>() -> usize {
     if S::REGISTER_COUNT >= 32 { 12 } else { 6 }
 }
@@ -23,10 +23,10 @@ pub(super) const fn chunk_depth<S: Simd>() -> usize {
     if S::F32_LANES >= 16 { 512 } else { 256 }
 }
 
-/// Steps of depth between two looks at the loop's counter.
+/// Steps of depth between two checks of the loop counter.
 const UNROLL: usize = 4;
 
-/// Where A's elements lie: element (i, p) at `start + i / tile_rows * panel + i % tile_rows * row + p * col`.
+/// Addresses of A's elements: element (i, p) at `start + i / tile_rows * panel + i % tile_rows * row + p * col`.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     pub start: *const f32,
@@ -35,8 +35,8 @@ pub(super) struct Left {
     pub col: usize,
 }
 
-/// Where B's elements lie: element (p, j) at `start + j / tile_cols * panel + p * row + j % tile_cols`. Rows of a panel
-/// are readable to the tile's full width.
+/// Addresses of B's elements: element (p, j) at `start + j / tile_cols * panel + p * row + j % tile_cols`. Rows of a
+/// panel are readable to the tile's full width.
 #[derive(Clone, Copy)]
 pub(super) struct Right {
     pub start: *const f32,
@@ -44,7 +44,7 @@ pub(super) struct Right {
     pub row: usize,
 }
 
-/// Where C's elements lie: element (i, j) at `start + i * row + j`.
+/// Addresses of C's elements: element (i, j) at `start + i * row + j`.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
     pub start: *mut f32,
@@ -61,7 +61,7 @@ struct Operands {
     accumulate: bool,
 }
 
-/// The product of `ROWS` rows of A and `VECS` vectors of columns of B. `UNIT_COL`: A is contiguous along the depth;
+/// Multiplies `ROWS` rows of A by `VECS` vectors of columns of B. `UNIT_COL`: A is contiguous along the depth;
 /// otherwise along the rows.
 struct Tile<'a, const ROWS: usize, const VECS: usize, const UNIT_COL: bool>(&'a Operands);
 
@@ -73,7 +73,7 @@ impl<const ROWS: usize, const VECS: usize, const UNIT_COL: bool> WithSimd for Ti
         let &Operands { depth, a, b, c, accumulate } = self.0;
         let mut sums = [[simd.splat_f32s(0.0); VECS]; ROWS];
         let mut right = b.start;
-        // Four pointers that each serve three rows leave registers free where twelve would not.
+        // Four pointers for three rows each leave registers free; twelve pointers would not.
         let mut left = [a.start; 4];
         // SAFETY: the caller of `product` vouches for rows × depth elements of A, depth rows of B of the tile's full
         // width, and the tile of C; every address below is one of those.
@@ -103,10 +103,11 @@ impl<const ROWS: usize, const VECS: usize, const UNIT_COL: bool> WithSimd for Ti
 }
 
 impl<const ROWS: usize, const VECS: usize, const UNIT_COL: bool> Tile<'_, ROWS, VECS, UNIT_COL> {
-    /// One step of depth: adds the products of a column of A's tile and a row of B's, and moves on.
+    /// One step of depth: adds the outer product of a column of A's tile and a row of B's tile, and advances the
+    /// pointers.
     ///
     /// # Safety
-    /// Both must be readable at the pointers.
+    /// The elements at both pointers must be readable.
     #[inline(always)]
     unsafe fn step<S: Simd>(
         simd: S,
@@ -138,7 +139,7 @@ impl<const ROWS: usize, const VECS: usize, const UNIT_COL: bool> Tile<'_, ROWS, 
     }
 }
 
-/// A function of its own for each shape of tile, so that each gets its own registers.
+/// A separate function for each tile shape, so that each shape has its own register allocation.
 #[inline(never)]
 fn tile<S: Simd, const ROWS: usize, const VECS: usize>(simd: S, operands: &Operands) {
     if operands.a.col == 1 {
@@ -148,8 +149,8 @@ fn tile<S: Simd, const ROWS: usize, const VECS: usize>(simd: S, operands: &Opera
     }
 }
 
-/// Runs the largest tile of at most `rows` rows; returns its number of rows. Tiles that no register holds are not even
-/// compiled.
+/// Runs the largest tile of at most `rows` rows; returns its number of rows. Tiles that do not fit in the registers are
+/// not compiled.
 fn largest_tile<S: Simd, const VECS: usize>(simd: S, rows: usize, operands: &Operands) -> usize {
     if const { VECS <= 2 && S::REGISTER_COUNT >= 32 } {
         if rows >= 12 {
@@ -181,7 +182,7 @@ fn largest_tile<S: Simd, const VECS: usize>(simd: S, rows: usize, operands: &Ope
     }
 }
 
-/// The same of at most `vectors` vectors of columns.
+/// Runs the largest tile of at most `rows` rows and `vectors` vectors of columns; returns its number of rows.
 fn widest_tile<S: Simd>(simd: S, rows: usize, vectors: usize, operands: &Operands) -> usize {
     if const { S::REGISTER_COUNT >= 32 } {
         match vectors {
@@ -196,11 +197,11 @@ fn widest_tile<S: Simd>(simd: S, rows: usize, vectors: usize, operands: &Operand
     }
 }
 
-/// C (+)= A · B for `rows × cols` of C, summing `depth` products in registers, first to last.
+/// C (+)= A · B for `rows × cols` of C, with the sum over `depth` in registers, first to last.
 ///
 /// # Safety
-/// The addresses of [`Left`], [`Right`] and [`Target`] must be valid for these extents, C's for writing and by nobody
-/// else at the same time. Either `a.row` or `a.col` must be 1.
+/// The addresses of [`Left`], [`Right`] and [`Target`] must be valid for these extents, C's for writing, and no other
+/// thread may use C at the same time. Either `a.row` or `a.col` must be 1.
 #[allow(clippy::too_many_arguments, reason = "three matrices, three extents")]
 pub(super) unsafe fn product<S: Simd>(
     simd: S,
@@ -225,7 +226,8 @@ pub(super) unsafe fn product<S: Simd>(
                 let mut operands = Operands { depth, a, b, c: own, accumulate };
                 let whole = width % S::F32_LANES == 0;
                 if !whole {
-                    // A tile over the edge goes to the side first; the same sum, added the same way.
+                    // A tile that crosses the edge is written to a buffer first; the sum and the order of additions are
+                    // the same.
                     operands.c = Target { start: spill.as_mut_ptr(), row: tile_cols };
                     operands.accumulate = false;
                 }

@@ -1,10 +1,10 @@
-//! Views of matrices, and blocks of them.
+//! Views of matrices and of their blocks.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A matrix to be read, in a slice with any strides.
+/// A read-only matrix in a slice, with any strides.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     pub(super) data: &'a [f32],
@@ -45,7 +45,7 @@ impl fmt::Debug for Matrix<'_> {
     }
 }
 
-/// A row-major matrix to be written.
+/// A writable row-major matrix.
 pub struct MatrixMut<'a> {
     pub(super) data: &'a mut [f32],
     pub(super) rows: usize,
@@ -84,7 +84,7 @@ fn check(len: usize, rows: usize, cols: usize, row_stride: usize, col_stride: us
     }
 }
 
-/// A finished block of C, in the hands of the one thread that made it.
+/// A finished block of C, owned by the thread that computed it.
 pub struct Block<'a> {
     start: *mut f32,
     row_stride: usize,
@@ -95,7 +95,7 @@ pub struct Block<'a> {
 
 impl Block<'_> {
     /// # Safety
-    /// The block must lie inside the matrix that begins at `start`, and nobody else may use it.
+    /// The block must lie inside the matrix that begins at `start`, and nothing else may access it.
     pub(super) unsafe fn new(start: *mut f32, row_stride: usize, rows: Range<usize>, cols: Range<usize>) -> Self {
         Self { start, row_stride, rows, cols, matrix: PhantomData }
     }

@@ -1,15 +1,15 @@
-//! Matrix products in f32: C = A · B or C += A · B, with whatever strides.
+//! Matrix multiplication in f32: C = A · B or C += A · B, with any strides.
 //!
-//! - [`product`] shares one product among the threads of a [`Pool`] and hands each finished block of C to an
-//!   [epilogue](Block) while it is in cache; [`small`] is for a product inside a task.
+//! - [`product`] divides one matrix multiplication among the threads of a [`Pool`] and passes each finished block of C
+//!   to an [epilogue](Block) while it is in cache; [`small`] is for a multiplication inside a task.
 //! - **The same bits for every number of threads**: an element of C is a sum over the depth in chunks of fixed length,
-//!   first to last, each summed by fused multiply-adds in order. Only the shape, the strides' kind and the instruction
-//!   set decide which.
-//! - **No allocation**: packed copies of the operands lie in scratch that the caller hands in, see [`scratch_len`] and
-//!   [`small_scratch_len`]. Its contents before and after mean nothing.
+//!   first to last; each chunk is summed by fused multiply-adds in order. The chunks depend only on the shape, the kind
+//!   of strides and the instruction set.
+//! - **No allocation**: packed copies of the operands are made in scratch from the caller, see [`scratch_len`] and
+//!   [`small_scratch_len`]. The content of the scratch before and after a call is meaningless.
 //!
-//! The three products of a linear layer with weight W `[out, in]`, x `[rows, in]`, dy `[rows, out]`, all row-major:
-//! `y = x · Wᵀ`, `dx = dy · W`, `dW += dyᵀ · x`:
+//! The three matrix multiplications of a linear layer with weight W `[out, in]`, x `[rows, in]`, dy `[rows, out]`, all
+//! row-major: `y = x · Wᵀ`, `dx = dy · W`, `dW += dyᵀ · x`:
 //!
 //! ```
 //! use capful_host::device::cpu::{gemm::{self, Matrix, MatrixMut, Update}, pool::Pool};
@@ -49,7 +49,7 @@ pub use self::small::{small, small_scratch_len};
 use super::pool::Pool;
 use super::simd;
 
-/// What becomes of C's former value.
+/// How C's former value is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
     /// C = A · B; C is not read.
@@ -58,20 +58,20 @@ pub enum Update {
     Accumulate,
 }
 
-/// Packed at a time: at most this many rows of A, columns of B and steps of depth. 8 MiB at most, B's part of 4 MiB in
-/// the nearer caches; the depth is a multiple of every kernel's chunk.
+/// Sizes of a phase: at most this many rows of A, columns of B and steps of depth are packed at a time. At most 8 MiB,
+/// with B's part of 4 MiB in the nearer caches; the depth is a multiple of every kernel's chunk.
 const PHASE_ROWS: usize = 1536;
 const PHASE_COLS: usize = 1024;
 const PHASE_DEPTH: usize = 1024;
 /// A task: a block of C of about this size, so that its part of B stays in the second-level cache.
 const BLOCK_ROWS: usize = 96;
 const BLOCK_COLS: usize = 256;
-/// With fewer blocks than this, blocks of half the size: else many threads would find nothing to do.
+/// With fewer blocks than this, blocks have half the size; otherwise many threads would have no work.
 const FEW_BLOCKS: usize = 16;
 /// A packing task: this many lines by this many steps of depth.
 const PACK_LINES: usize = 192;
 const PACK_DEPTH: usize = 128;
-/// A task of a product of few rows: this many columns.
+/// A task of a multiplication of few rows: this many columns.
 const FEW_COLS: usize = 64;
 
 /// The scratch that [`product`] needs for C `[m, n]` and depth `k`, in f32: the same for all strides and threads.
@@ -80,10 +80,10 @@ pub fn scratch_len(m: usize, n: usize, k: usize, _threads: usize) -> usize {
     2 * LINE + lines * k.min(PHASE_DEPTH)
 }
 
-/// The f32s of a cache line, at whose beginning each packed operand begins.
+/// Number of f32 in a cache line; each packed operand begins at a cache line.
 const LINE: usize = 16;
 
-/// The scratch from its first whole cache line on, cut in two, the second beginning with a line too.
+/// The scratch from its first whole cache line on, divided in two; the second part begins at a cache line too.
 fn split_scratch(scratch: &mut [f32], first: usize) -> (&mut [f32], &mut [f32]) {
     let skip = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
     scratch[skip..].split_at_mut(first.next_multiple_of(LINE))
@@ -151,17 +151,17 @@ impl<E: Fn(usize, Block<'_>) + Sync> WithSimd for Product<'_, E> {
     }
 }
 
-/// A pointer that tasks may take along; what it may be used for is said where it is.
+/// A pointer that tasks may capture; every use states what makes it valid.
 #[derive(Clone, Copy)]
 struct Shared<T>(*mut T);
 
-// SAFETY: a mere address; every use has its own reason.
+// SAFETY: only an address; every use has its own reason.
 unsafe impl<T> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// A method, so that closures take the whole and not the raw pointer in it.
+    /// A method, so that closures capture the whole struct and not the raw pointer in it.
     fn get(self) -> *mut T {
         self.0
     }
@@ -194,8 +194,8 @@ impl<E: Fn(usize, Block<'_>) + Sync> Product<'_, E> {
         let Self { pool, a, b, c, update, scratch, epilogue } = self;
         let (tile_rows, tile_cols) = (kernel::tile_rows::<S>(), kernel::tile_cols::<S>());
         let target = Shared(c.data.as_mut_ptr());
-        // The kernel reads A where it lies if it is contiguous along the depth; along the rows too if so few columns
-        // use it that a copy would not pay.
+        // The kernel reads A in place if A is contiguous along the depth; if it is contiguous along the rows, only when
+        // so few columns use it that a copy would not pay.
         let packs_a = a.col_stride != 1 && (a.row_stride != 1 || c.cols > 2 * tile_cols);
         let phase_rows = if packs_a { PHASE_ROWS } else { usize::MAX };
         let (scratch_a, scratch_b) = {
@@ -204,7 +204,7 @@ impl<E: Fn(usize, Block<'_>) + Sync> Product<'_, E> {
             (Shared(a.as_mut_ptr()), Shared(b.as_mut_ptr()))
         };
         for cols in steps(0..c.cols, PHASE_COLS) {
-            // At least one step, so that a product without depth sets C to 0.
+            // At least one step, so that a multiplication of depth 0 sets C to 0.
             for depths in steps(0..a.cols.max(1), PHASE_DEPTH) {
                 let depths = depths.start..depths.end.min(a.cols);
                 let (first, last) = (depths.start == 0, depths.end == a.cols);
@@ -213,7 +213,7 @@ impl<E: Fn(usize, Block<'_>) + Sync> Product<'_, E> {
                     let pack_b = Grid::new(if rows.start == 0 { cols.len() } else { 0 }, depth, PACK_LINES, PACK_DEPTH);
                     let pack_a = Grid::new(if packs_a { rows.len() } else { 0 }, depth, PACK_LINES, PACK_DEPTH);
                     pool.tasks(pack_b.count() + pack_a.count(), |_, task| {
-                        // Of B the lines are columns, of A rows.
+                        // The lines of B are its columns, those of A its rows.
                         let ((lines, steps), from, width, pad, to) = if task < pack_b.count() {
                             let start = b.data.as_ptr().wrapping_add(cols.start * b.col_stride);
                             let from = Source { start, line: b.col_stride, depth: b.row_stride };
@@ -271,13 +271,13 @@ impl<E: Fn(usize, Block<'_>) + Sync> Product<'_, E> {
     }
 }
 
-/// Cuts a range into steps of a length.
+/// Divides a range into steps of a given length.
 fn steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(step).map(move |start| start..end.min(start.saturating_add(step)))
 }
 
-/// A rectangle cut into parts, numbered down the first extent and then along the second.
+/// A rectangle divided into parts, numbered along the first extent and then along the second.
 struct Grid {
     extents: [usize; 2],
     part: [usize; 2],
@@ -288,7 +288,7 @@ impl Grid {
         Self { extents: [first, second], part: [first_part, second_part] }
     }
 
-    /// Blocks of C: whole tiles, about equal.
+    /// Blocks of C: whole tiles, of about equal size.
     fn blocks(rows: usize, cols: usize, tile_rows: usize, tile_cols: usize) -> Self {
         let even =
             |extent: usize, part: usize, tile: usize| extent.div_ceil(extent.div_ceil(part)).next_multiple_of(tile);

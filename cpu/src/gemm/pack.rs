@@ -1,11 +1,11 @@
-//! Copies of operands in the order in which the [kernel](super::kernel) reads them: panels of a tile's width, each
-//! depth by depth.
+//! Copies operands into the order in which the [kernel](super::kernel) reads them: panels of a tile's width, each depth
+//! by depth.
 
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
-/// A matrix to be cut into panels along its lines: element (line j, depth p) at `start + j * line + p * depth`.
+/// A matrix that is divided into panels along its lines: element (line j, depth p) at `start + j * line + p * depth`.
 /// For A the lines are rows, for B columns.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
@@ -20,14 +20,14 @@ pub(super) struct Panels {
     pub start: *mut f32,
     pub width: usize,
     pub panel: usize,
-    /// Zeros fill the last panel up to a multiple of this many lines, all that a kernel reads.
+    /// Zeros pad the last panel to a multiple of this many lines, which the kernel reads.
     pub pad: usize,
 }
 
 /// Packs `lines` (beginning at a panel's first line) × `depths` of the source.
 ///
 /// # Safety
-/// The source must be readable there, the panels writable and nobody else's.
+/// The source must be readable there; the panels must be writable, and nothing else may access them.
 pub(super) unsafe fn pack<S: Simd>(simd: S, source: Source, lines: Range<usize>, depths: Range<usize>, to: Panels) {
     let (line, depth) = (source.line, source.depth);
     if line == 1 {
@@ -97,7 +97,7 @@ impl<const WIDTH: usize> WithSimd for Copy<WIDTH> {
     }
 }
 
-/// The source is contiguous along the depth: squares of it are transposed in registers.
+/// The source is contiguous along the depth: square blocks of it are transposed in registers.
 struct Transpose {
     source: Source,
     lines: Range<usize>,
@@ -133,12 +133,12 @@ impl WithSimd for Transpose {
             }
             j += side;
         }
-        // What is left starts inside a panel perhaps, so element by element, with the zeros.
+        // The remaining lines may start inside a panel, so they are copied element by element, including the zeros.
         one_by_one(source, j..lines.end, depths, to);
     }
 }
 
-/// The side of the squares that [`transpose_square`] takes; 0 where there is no such code.
+/// The side of the squares for [`transpose_square`]; 0 if no such code exists.
 const fn square_side<S: Simd>() -> usize {
     if cfg!(target_arch = "x86_64") && (S::F32_LANES == 16 || S::F32_LANES == 8) { S::F32_LANES } else { 0 }
 }
@@ -150,7 +150,7 @@ const fn square_side<S: Simd>() -> usize {
 #[inline(always)]
 unsafe fn transpose_square<S: Simd>(simd: S, from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the contract of this function; the instruction sets are at hand because their tokens are.
+    // SAFETY: the contract of this function; the instruction sets are available because their tokens exist.
     unsafe {
         if let Some(v4) = same::<S, pulp::x86::V4>(simd) {
             x86::transpose_16(v4, from, from_row, to, to_row);
@@ -162,7 +162,7 @@ unsafe fn transpose_square<S: Simd>(simd: S, from: *const f32, from_row: usize, 
     let _ = (simd, from, from_row, to, to_row);
 }
 
-/// The token as the type it is; decided at compile time.
+/// The token as its concrete type; decided at compile time.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn same<S: Simd, T: Simd>(simd: S) -> Option<T> {

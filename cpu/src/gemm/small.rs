@@ -1,4 +1,4 @@
-//! A product by one thread, of a size that fits its caches.
+//! A matrix multiplication by one thread, of a size that fits its caches.
 
 use pulp::{Arch, Simd, WithSimd};
 
@@ -12,8 +12,8 @@ pub fn small_scratch_len(m: usize, n: usize, k: usize) -> usize {
     2 * LINE + (m.next_multiple_of(MAX_TILE_ROWS) + n.next_multiple_of(MAX_TILE_COLS)) * k
 }
 
-/// C = A · B or C += A · B by the calling thread: for products of some 16 to 128 a side inside a task, as attention's.
-/// The whole depth is summed before it is added to C.
+/// C = A · B or C += A · B by the calling thread: for multiplications of some 16 to 128 a side inside a task, as in
+/// attention. The whole depth is summed before the sum is added to C.
 ///
 /// # Panics
 /// If the shapes disagree or the scratch is shorter than [`small_scratch_len`].
@@ -52,7 +52,7 @@ impl WithSimd for Small<'_> {
         let (tile_rows, tile_cols) = (kernel::tile_rows::<S>(), kernel::tile_cols::<S>());
         let depth = a.cols;
         let (scratch_a, scratch_b) = split_scratch(scratch, c.rows.next_multiple_of(MAX_TILE_ROWS) * depth);
-        // A is read where it lies if it is contiguous either way.
+        // A is read in place if it is contiguous in either direction.
         let left = if a.col_stride == 1 || a.row_stride == 1 {
             Left { start: a.data.as_ptr(), panel: tile_rows * a.row_stride, row: a.row_stride, col: a.col_stride }
         } else {
@@ -62,7 +62,7 @@ impl WithSimd for Small<'_> {
             unsafe { pack::pack(simd, source, 0..a.rows, 0..depth, to) };
             Left { start: scratch_a.as_ptr(), panel: tile_rows * depth, row: 1, col: tile_rows }
         };
-        // So is B, but for columns short of a whole tile, which the kernel would overrun.
+        // B is read in place too, except for columns short of a whole tile, where the kernel would read past the end.
         let in_place = if b.col_stride == 1 { b.cols - b.cols % tile_cols } else { 0 };
         let target = Target { start: c.data.as_mut_ptr(), row: c.row_stride };
         let accumulate = update == Update::Accumulate;

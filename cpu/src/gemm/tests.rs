@@ -1,4 +1,5 @@
-//! Products against f64, over odd shapes, strides and instruction sets. Whatever must not be read holds NaN.
+//! Compares matrix multiplications with f64, over odd shapes, strides and instruction sets. Elements that must not be
+//! read are NaN.
 
 use capful_core::random::Random;
 use pulp::Arch;
@@ -6,7 +7,7 @@ use pulp::Arch;
 use super::small::small_on;
 use super::*;
 
-/// The instruction sets this machine has, the best one first.
+/// The instruction sets of this machine, the best one first.
 fn sets() -> Vec<Arch> {
     let mut sets = vec![simd::arch()];
     #[cfg(target_arch = "x86_64")]
@@ -17,7 +18,7 @@ fn sets() -> Vec<Arch> {
     sets
 }
 
-/// How an operand lies in memory.
+/// The memory layout of an operand.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
     Rows,
@@ -61,8 +62,8 @@ impl Operand {
     }
 }
 
-/// Compares C (and the gaps between its rows) with the sum in f64, which f32 cannot miss by more than depth rounding
-/// errors. Looks at every `step`th element.
+/// Compares C (and the gaps between its rows) with the sum in f64; the sum in f32 differs by at most depth rounding
+/// errors. Checks every `step`th element.
 fn check(c: &[f32], row: usize, a: &Operand, b: &Operand, before: Option<&[f32]>, step: usize, what: &str) {
     let mut number = 0;
     for i in 0..a.rows {
@@ -90,7 +91,7 @@ fn check(c: &[f32], row: usize, a: &Operand, b: &Operand, before: Option<&[f32]>
     }
 }
 
-/// C before: NaN, or numbers when they are to be added to; its gaps NaN.
+/// C before the call: NaN, or numbers if the call adds to them; its gaps are NaN.
 fn target(rows: usize, cols: usize, row: usize, update: Update) -> Vec<f32> {
     let random = Random::new(8, 0);
     (0..(rows * row).saturating_sub(row - cols))

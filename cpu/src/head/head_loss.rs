@@ -1,9 +1,11 @@
-//! The output head and its loss, a chunk of rows at a time: logits, softmax in place, and both gradients' products.
+//! The output head and its loss, a chunk of rows at a time: logits, softmax in place, and the matrix multiplications of
+//! both gradients.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{HeadLoss, IGNORE, IntegerRows};
 use capful_core::train::{Results, Settings};
+use capful_core::views;
 
 use crate::gemm::{self, Matrix, MatrixMut, Update};
 use crate::product::integer::{self, Codes};
@@ -31,35 +33,21 @@ impl OnCpu for HeadLoss {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let [
-            x,
-            weight,
-            bias,
-            targets,
-            mut logits,
-            mut losses,
-            settings,
-            mut results,
-            mut x_grad,
-            mut weight_grad,
-            mut scratch,
-            x_scales,
-            scales,
-        ] = arena.views([
-            Some(self.x),
-            Some(self.weight),
-            self.bias,
-            Some(self.targets),
-            Some(self.logits),
-            Some(self.losses),
-            Some(self.settings),
-            Some(self.results),
-            self.gradient.map(|g| g.x_grad),
-            self.gradient.and_then(|g| g.weight_grad),
-            Some(cpu.scratch),
-            self.integer.and_then(|p| p.x_scales),
-            self.integer.map(|p| p.weight.scales),
-        ])?;
+        views!(arena;
+            x = Some(self.x),
+            weight = Some(self.weight),
+            bias = self.bias,
+            targets = Some(self.targets),
+            mut logits = Some(self.logits),
+            mut losses = Some(self.losses),
+            settings = Some(self.settings),
+            mut results = Some(self.results),
+            mut x_grad = self.gradient.map(|g| g.x_grad),
+            mut weight_grad = self.gradient.and_then(|g| g.weight_grad),
+            mut scratch = Some(cpu.scratch),
+            x_scales = self.integer.and_then(|p| p.x_scales),
+            scales = self.integer.map(|p| p.weight.scales),
+        );
         let [rows, d, vocabulary] = [self.x.rows(), self.x.columns(), self.weight.rows()].map(|n| n as usize);
         let (bias, targets, scratch) = (bias.f32()?, targets.u32()?, scratch.f32_mut()?);
         let integers = match &self.integer {
@@ -116,8 +104,8 @@ impl OnCpu for HeadLoss {
     }
 }
 
-/// The loss of a row of logits, of which the first `ids` count, capped by `cap` unless it is 0. With `gradient_scale`
-/// the row becomes the loss's gradient times it, otherwise it is spent.
+/// The loss of a row of logits. Only the first `ids` logits count; `cap` caps them unless it is 0. With
+/// `gradient_scale` the row is overwritten with the loss's gradient times that scale, otherwise its content is lost.
 fn cross_entropy(row: &mut [f32], ids: usize, target: u32, cap: f32, gradient_scale: Option<f32>) -> f32 {
     if target == IGNORE {
         row.fill(0.0);
@@ -128,7 +116,7 @@ fn cross_entropy(row: &mut [f32], ids: usize, target: u32, cap: f32, gradient_sc
         simd::softcap(row, cap);
     }
     let (largest, at_target) = (simd::max(row), row[target as usize]);
-    // A capped logit's gradient is made of it and of its power.
+    // The gradient of a capped logit needs both the logit and its exponential.
     let keeps = cap > 0.0 && gradient_scale.is_some();
     let total = if keeps { simd::sum_of_exp(row, largest) } else { simd::exp_and_sum(row, largest) };
     if let Some(scale) = gradient_scale {

@@ -1,4 +1,4 @@
-//! Logits that are kept within bounds.
+//! Soft capping of logits.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;

@@ -1,4 +1,5 @@
-//! LayerNorm and RMSNorm: a task takes some rows, and of each row makes both outputs while it is in the nearest cache.
+//! LayerNorm and RMSNorm: a task takes some rows, and computes both outputs of each row while the row is in the nearest
+//! cache.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -45,8 +46,8 @@ impl OnCpu for Norm {
     }
 }
 
-/// Mean and 1 / √(variance + eps), or 0 and 1 / √(mean square + eps). Two passes: the variance of centred values keeps
-/// its digits where the mean is large.
+/// Mean and 1 / √(variance + eps), or 0 and 1 / √(mean square + eps). Two passes: the variance of centred values is
+/// accurate even where the mean is large.
 #[inline(always)]
 fn normal(row: &[f32], kind: NormKind, eps: f32) -> (f32, f32) {
     let d = row.len() as f32;
@@ -58,7 +59,7 @@ fn normal(row: &[f32], kind: NormKind, eps: f32) -> (f32, f32) {
     (mean, 1.0 / (squares / d + eps).sqrt())
 }
 
-/// Without a bias where it is empty.
+/// Applies the gain and the bias; without a bias where `bias` is empty.
 #[inline(always)]
 fn affine(row: &[f32], mean: f32, scale: f32, gain: &[f32], bias: &[f32], out: &mut [f32]) {
     if bias.is_empty() {

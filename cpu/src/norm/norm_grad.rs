@@ -1,5 +1,5 @@
-//! The gradient of LayerNorm or RMSNorm: a task takes a block of rows, writes their gradients, and sums the rows' part of the gains'
-//! and biases' gradients in scratch; the blocks' sums are then added in their order.
+//! The gradient of LayerNorm or RMSNorm: a task takes a block of rows, writes their gradients, and sums the rows' part
+//! of the gains' and biases' gradients in scratch; the blocks' sums are then added in block order.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -11,7 +11,8 @@ use crate::{Cpu, CpuProfile, OnCpu, bytes};
 /// The least rows of a block, and the most blocks.
 const ROWS: usize = 32;
 const BLOCKS: usize = 64;
-/// Rows of scratch a block: the sums of two gains and two biases, the normalised row, the gradient behind it.
+/// Scratch of a block, in rows: the sums of two gains and two biases, the normalised row, the gradient of the
+/// normalised row.
 const SCRATCH_ROWS: usize = 6;
 
 /// Rows of a block.
@@ -88,7 +89,7 @@ impl OnCpu for NormGrad {
     }
 }
 
-/// The gradient of a row: `g` is that of its normalised elements.
+/// The gradient of a row; `g` is the gradient of its normalised elements.
 #[inline(always)]
 fn row(op: &NormGrad, scale: f32, g: &[f32], normal: &[f32], to: &mut [f32]) {
     let d = normal.len() as f32;
@@ -103,7 +104,7 @@ fn row(op: &NormGrad, scale: f32, g: &[f32], normal: &[f32], to: &mut [f32]) {
     }
 }
 
-/// One output's part: adds a row to the sums of its gain and bias, and hands on `out_grad ∘ gain`.
+/// One output's part: adds a row to the sums of its gain and bias, and passes `out_grad ∘ gain` to `each`.
 #[inline(always)]
 fn output(normal: &[f32], out_grad: &[f32], gain: &[f32], sums: &mut [f32], mut each: impl FnMut(usize, f32)) {
     let d = normal.len();

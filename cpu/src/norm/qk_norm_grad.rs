@@ -1,5 +1,5 @@
-//! The gradient of the norm of queries and keys: a task takes a block of rows, writes their gradients, and sums the rows'
-//! part of the gains' gradients in scratch; the blocks' sums are then added in their order.
+//! The gradient of the norm of queries and keys: a task takes a block of rows, writes their gradients, and sums the
+//! rows' part of the gains' gradients in scratch; the blocks' sums are then added in block order.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -11,7 +11,7 @@ use crate::{Cpu, CpuProfile, OnCpu, bytes};
 /// The least rows of a block, and the most blocks.
 const ROWS: usize = 32;
 const BLOCKS: usize = 64;
-/// Heads of scratch a block: the sums of both gains, the normalised head, the gradient behind it.
+/// Scratch of a block, in heads: the sums of both gains, the normalised head, the gradient of the normalised head.
 const SCRATCH_HEADS: usize = 4;
 
 /// Rows of a block.
@@ -70,8 +70,8 @@ impl OnCpu for QkNormGrad {
     }
 }
 
-/// A head: adds its part to the sum of its gain, and turns the gradient of its output into that of its input. `normal`
-/// and `through` are room for the normalised head and the gradient of it.
+/// One head: adds its part to the sum of its gain, and replaces the gradient of its output by that of its input.
+/// `normal` and `through` are buffers for the normalised head and its gradient.
 #[inline(always)]
 fn one(head: &mut [f32], raw: &[f32], scale: f32, gain: &[f32], [sum, normal, through]: [&mut [f32]; 3]) {
     for ((n, t), ((d, x), (sum, g))) in

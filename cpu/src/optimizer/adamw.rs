@@ -14,8 +14,8 @@ impl OnCpu for AdamW {
             let (gradient, first, second) = (&gradient[..n], &mut first[..n], &mut second[..n]);
             vectorise!({
                 for i in 0..n {
-                    // The steps of `AdamW::element`, with a square root that becomes a vector instruction. It is
-                    // correctly rounded as that one is, so the bits are the same.
+                    // The steps of `AdamW::element`, with a square root that becomes a vector instruction. Both square
+                    // roots are correctly rounded, so the bits are the same.
                     let g = gradient[i] * f.gradient;
                     let m = self.beta1 * first[i] + (1.0 - self.beta1) * g;
                     let v = self.beta2 * second[i] + (1.0 - self.beta2) * (g * g);

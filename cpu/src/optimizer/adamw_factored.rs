@@ -1,22 +1,24 @@
-//! AdamW with a factored second moment: bands of rows are summed, then all is moved piece by piece.
+//! AdamW with a factored second moment: first the sums of bands of rows, then the update piece by piece.
 
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::{AdamWFactored, AdamWFactors};
 use capful_core::train::{Results, Settings};
+use capful_core::views;
 
 use super::moved::move_views;
 use crate::pool::Pool;
 use crate::simd::{self, vectorise};
 use crate::{Cpu, CpuProfile, OnCpu, bytes};
 
-/// The most bands, and the fewest rows of one. They say which numbers are added first, so threads have no part in it.
+/// The most bands, and the fewest rows of a band. They determine the order of summation, independent of the number of
+/// threads.
 const BANDS: usize = 64;
 const ROWS: usize = 16;
-/// Columns of a task that adds up what the bands have.
+/// Columns of a task that adds the sums of the bands.
 const COLUMNS: usize = 256;
 
-/// Rows of a band of so many.
+/// Rows of a band, for a matrix of `rows` rows.
 fn band(rows: usize) -> usize {
     rows.div_ceil(BANDS).max(ROWS)
 }
@@ -32,19 +34,19 @@ impl OnCpu for AdamWFactored {
         let mut arena = Arena::new(cpu.memory.words());
         let moved = self.moved;
         if moved.remainder.is_some() {
-            // No precision of this device keeps masters.
+            // No precision of this device has master weights.
             return self.reference(&mut arena);
         }
-        let [mut weight, gradient, mut first, mut none, mut sides, settings, results, mut scratch] = arena.views([
-            Some(moved.weight),
-            Some(moved.gradient),
-            Some(self.first),
-            None,
-            Some(self.sides),
-            Some(moved.settings),
-            Some(moved.results),
-            Some(cpu.scratch),
-        ])?;
+        views!(arena;
+            mut weight = Some(moved.weight),
+            gradient = Some(moved.gradient),
+            mut first = Some(self.first),
+            mut none = None,
+            mut sides = Some(self.sides),
+            settings = Some(moved.settings),
+            results = Some(moved.results),
+            mut scratch = Some(cpu.scratch),
+        );
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = self.factors(settings, results) else { return Ok(()) };
         let ([height, width], gradient) = (self.shape.map(|side| side as usize), gradient.f32()?);
@@ -57,7 +59,7 @@ impl OnCpu for AdamWFactored {
             let end = (begin + weight.len()).min(height * width);
             let mut at = begin;
             while at < end {
-                // What is left of a row.
+                // Up to the end of the row.
                 let (row, column) = (at / width, at % width);
                 let count = (width - column).min(end - at);
                 let own = at - begin..at - begin + count;
@@ -78,7 +80,7 @@ impl OnCpu for AdamWFactored {
     }
 }
 
-/// Makes the numbers of rows and of columns those of this step, with `sums` for the columns of every band.
+/// Updates the moments of rows and of columns to this step; `sums` is scratch for the column sums of every band.
 fn move_sides(
     pool: &mut Pool,
     (op, factors): (&AdamWFactored, &AdamWFactors),

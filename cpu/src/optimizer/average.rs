@@ -1,4 +1,5 @@
-//! The average of parameters and its exchange with them: pieces of them on all threads. Bound by memory.
+//! Averages parameters, and exchanges the average with the parameters: pieces on all threads, limited by memory
+//! bandwidth.
 
 use capful_core::device::{Operation, OperationError};
 use capful_core::memory::Arena;
@@ -16,7 +17,7 @@ impl OnCpu for Average {
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
         if self.remainder.is_some() {
-            // No precision of this device keeps masters.
+            // No precision of this device has master weights.
             return self.reference(&mut arena);
         }
         let [weight, mut average, settings, results] =

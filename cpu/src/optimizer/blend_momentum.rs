@@ -1,4 +1,4 @@
-//! The momentum of matrices in blocks of 8 bits: pieces of it on all threads.
+//! Updates the momentum of matrices, stored in blocks of 8 bits: pieces on all threads.
 
 use capful_core::compressed::{BLOCK, Block, Code};
 use capful_core::device::{Operation as _, OperationError};
@@ -27,7 +27,7 @@ impl OnCpu for BlendMomentum {
         cpu.pool.chunks(blocks, BLOCKS, |_, piece, blocks| {
             for (b, block) in blocks.iter_mut().enumerate() {
                 let begin = (piece * BLOCKS + b) * BLOCK;
-                // SAFETY: a block is one task's.
+                // SAFETY: a block belongs to one task.
                 let gradient = unsafe { gradient.range(begin..begin + BLOCK) };
                 blend(code, block, gradient, [keep, clip]);
             }
@@ -36,7 +36,7 @@ impl OnCpu for BlendMomentum {
     }
 }
 
-/// Moves a block.
+/// Updates a block.
 fn blend(code: Code, block: &mut Block, gradient: &mut [f32], [keep, clip]: [f32; 2]) {
     let mut numbers = [0.0; BLOCK];
     vectorise!({

@@ -1,21 +1,23 @@
-//! Updates in place with a factored second moment: a tile of the gradient by a product, its rows shared among threads.
+//! Updates in place with a factored second moment: a matrix multiplication gives a tile of the gradient, whose rows are
+//! divided among threads.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{EmbedUpdate, FactoredUpdate};
 use capful_core::train::{Results, Settings};
+use capful_core::views;
 
 use crate::gemm::{self, Matrix, MatrixMut, Update};
 use crate::simd::{self, vectorise};
 use crate::{Cpu, CpuProfile, OnCpu, bytes};
 
-/// Rows of the table that a task updates: a cache line of the logits' gradient.
+/// Rows of the table in one update task: one cache line of the logits' gradient.
 const ROWS: usize = 16;
-/// Columns of the gradient that a task sums.
+/// Columns of the gradient in one summation task.
 const COLUMNS: usize = 64;
-/// What keeps a denominator from zero, as in core.
+/// Avoids a division by zero, as in core.
 const EPS: f32 = 1e-12;
-/// No row has used this id yet.
+/// No row has this id yet.
 const NONE: u32 = u32::MAX;
 
 impl OnCpu for FactoredUpdate {
@@ -75,7 +77,7 @@ impl OnCpu for FactoredUpdate {
     }
 }
 
-/// What moves a row and its bias.
+/// The rule that updates a row and its bias.
 #[derive(Clone, Copy)]
 struct Rule<'a> {
     beta2: f32,
@@ -88,7 +90,7 @@ struct Rule<'a> {
 }
 
 impl Rule<'_> {
-    /// Biases of which `first` is the first.
+    /// Updates biases from number `first` on.
     fn update_biases(&self, first: usize, out_grad: &[f32], vocabulary: usize, bias: &mut [f32], moment: &mut [f32]) {
         let mut grad = [0.0f32; ROWS];
         let len = bias.len();
@@ -103,7 +105,7 @@ impl Rule<'_> {
         }
     }
 
-    /// Rows of gradient `g`.
+    /// Updates the rows of gradient `g`.
     fn update_rows(&self, g: &[f32], weight: &mut [f32], moment: &mut [f32]) {
         let (Rule { beta2, lr, correction, rate, relative, columns }, d) = (*self, self.columns.len());
         let rows = weight.chunks_exact_mut(d).zip(moment).zip(g.chunks_exact(d));
@@ -130,7 +132,7 @@ impl Rule<'_> {
     }
 }
 
-/// The factor of a row's update that holds its root mean square at 1.
+/// The factor that limits the root mean square of a row's update to 1.
 #[inline(always)]
 fn held(squares: f32, columns: usize) -> f32 {
     let rms = (squares / columns as f32).sqrt();
@@ -145,22 +147,22 @@ impl OnCpu for EmbedUpdate {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let [ids, mut x_grad, mut table, mut moment, settings, results, mut scratch] = arena.views([
-            Some(self.ids),
-            Some(self.x_grad),
-            Some(self.table),
-            Some(self.moment),
-            Some(self.settings),
-            Some(self.results),
-            Some(cpu.scratch),
-        ])?;
+        views!(arena;
+            ids = Some(self.ids),
+            mut x_grad = Some(self.x_grad),
+            mut table = Some(self.table),
+            mut moment = Some(self.moment),
+            settings = Some(self.settings),
+            results = Some(self.results),
+            mut scratch = Some(cpu.scratch),
+        );
         if !Results::from_slice(results.f32()?)?.loss.is_finite() {
             return Ok(());
         }
         let lr = Settings::from_slice(settings.f32()?)?.learning_rate;
         let (d, ids) = (self.table.columns() as usize, ids.u32()?);
         let x_grad = x_grad.f32_mut()?;
-        // The first row of each id, a number's bits in a float's place.
+        // The first row of each id, stored as the bits of an f32.
         let first = &mut scratch.f32_mut()?[..self.table.rows() as usize];
         first.fill(f32::from_bits(NONE));
         for (r, &id) in ids.iter().enumerate() {

@@ -34,7 +34,7 @@ impl OnCpu for MatrixMomentum {
                     }
                     continue;
                 };
-                // SAFETY: no two matrices of a cut that fits have a row in common, and a matrix is one task's.
+                // SAFETY: no two matrices of a valid cut share a row, and each matrix belongs to one task.
                 let momentum = unsafe { momentum.range(at..at + columns) };
                 if cut.is_tall() {
                     for (c, (g, m)) in gradient.iter().zip(momentum).enumerate() {

@@ -1,4 +1,4 @@
-//! Matrices moved by what was made of their momentum: a task takes one.
+//! Updates matrices by their transformed momentum: a task takes one matrix.
 
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
@@ -14,7 +14,7 @@ impl OnCpu for MatrixMove {
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
         if self.remainder.is_some() {
-            // No precision of this device keeps masters.
+            // No precision of this device has master weights.
             return self.reference(&mut arena);
         }
         let ([x, row_factors, settings, results], [weight]) =
@@ -28,10 +28,10 @@ impl OnCpu for MatrixMove {
             let x = &x[number * m * n..][..m * n];
             for r in 0..cut.rows {
                 let at = cut.row(number as u32, r) as usize;
-                // SAFETY: no two matrices of a cut that fits have a row in common, and a matrix is one task's.
+                // SAFETY: no two matrices of a valid cut share a row, and each matrix belongs to one task.
                 let weight = unsafe { weight.range(at..at + columns) };
                 let r = r as usize;
-                // Of rows without factors there are none.
+                // Without row factors the slice is empty.
                 let factor = row_factors.get(number * cut.rows as usize + r).copied().unwrap_or(1.0);
                 if cut.is_tall() {
                     for (c, w) in weight.iter_mut().enumerate() {

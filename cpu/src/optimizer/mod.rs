@@ -1,4 +1,4 @@
-//! Updates of parameters, and the norm that they are clipped by.
+//! Updates of parameters, and the gradient norm that limits them.
 
 mod adamw;
 mod adamw_factored;

@@ -1,5 +1,5 @@
-//! What every rule of update does on the CPU: pieces of parameters, gradients and state, one after the other through the
-//! caches. Bound by memory.
+//! The common code of all update rules on the CPU: parameters, gradients and states are processed piece by piece,
+//! limited by memory bandwidth.
 
 use capful_core::compressed::{BLOCK, Block, Code};
 use capful_core::device::OperationError;
@@ -7,6 +7,7 @@ use capful_core::memory::{Arena, View};
 use capful_core::ops::{ByElement, Lion, Sgd};
 use capful_core::optimizer::STATES;
 use capful_core::train::{Results, Settings};
+use capful_core::views;
 
 use crate::pool::{Parts, Pool};
 use crate::simd::vectorise;
@@ -16,8 +17,8 @@ use crate::{Cpu, OnCpu};
 const PIECE: usize = 16_384;
 
 impl Cpu {
-    /// Moves all parameters by `op`: `piece` is given those of a piece, their gradients, and their state, empty where there is
-    /// less of it.
+    /// Updates all parameters by `op`: `piece` receives the parameters of a piece, their gradients, and their states,
+    /// empty slices for states that the rule lacks.
     pub(super) fn move_pieces<O: ByElement<Factors: Sync>>(
         &mut self,
         op: &O,
@@ -26,18 +27,18 @@ impl Cpu {
         let mut arena = Arena::new(self.memory.words());
         let moved = op.moved();
         if moved.remainder.is_some() {
-            // No precision of this device keeps masters.
+            // No precision of this device has master weights.
             return op.reference(&mut arena);
         }
         let [first, second] = op.states().map(|state| state.map(|(_, region)| region));
-        let [mut weight, gradient, mut first, mut second, settings, results] = arena.views([
-            Some(moved.weight),
-            Some(moved.gradient),
-            first,
-            second,
-            Some(moved.settings),
-            Some(moved.results),
-        ])?;
+        views!(arena;
+            mut weight = Some(moved.weight),
+            gradient = Some(moved.gradient),
+            mut first = first,
+            mut second = second,
+            settings = Some(moved.settings),
+            results = Some(moved.results),
+        );
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
         let (factors, gradient, states) = (op.factors(&factors), gradient.f32()?, [&mut first, &mut second]);
@@ -47,8 +48,8 @@ impl Cpu {
     }
 }
 
-/// Moves all of `weight`: `piece(begin, …)` is given those from element `begin` on, their gradients, and their state, as
-/// [`Cpu::move_pieces`] gives it.
+/// Updates all of `weight`: `piece(begin, …)` receives the parameters from element `begin` on, their gradients, and
+/// their states, as in [`Cpu::move_pieces`].
 pub(super) fn move_views(
     pool: &mut Pool,
     weight: &mut View<'_>,
@@ -69,7 +70,8 @@ pub(super) fn move_views(
     Ok(())
 }
 
-/// The same of states in blocks of 8 bits, which are f32 for as long as `piece` moves them.
+/// Updates parameters whose states are stored in blocks of 8 bits; a block's states are f32 only while `piece` updates
+/// them.
 fn move_blocks(
     pool: &mut Pool,
     weight: &mut [f32],
@@ -84,7 +86,7 @@ fn move_blocks(
     let weight = Parts::new(weight);
     pool.bands(bands, |_, number, mut states| {
         let (begin, count) = (number * PIECE, states[0].len() * BLOCK);
-        // SAFETY: a piece is one task's.
+        // SAFETY: a piece belongs to one task.
         let weight = unsafe { weight.range(begin..begin + count) };
         let rows = weight.chunks_exact_mut(BLOCK).zip(gradient[begin..][..count].chunks_exact(BLOCK));
         for (b, (weight, gradient)) in rows.enumerate() {

@@ -1,5 +1,5 @@
-//! The Newton–Schulz iteration: a matrix after the other, each product by all threads, what belongs to it on each block while it
-//! is in cache.
+//! The Newton–Schulz iteration: one matrix after the other; all threads share each matrix multiplication, and
+//! element-wise work follows on each block while the block is in cache.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;

@@ -1,4 +1,4 @@
-//! Factors of the rows of matrices: a task takes one matrix.
+//! Factors for the rows of matrices: a task takes one matrix.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -37,7 +37,7 @@ impl OnCpu for RowFactors {
             }
             self.finish(sums, |r, mean| {
                 let at = cut.row(number as u32, r) as usize;
-                // SAFETY: no two matrices of a cut that fits have a row in common, and a matrix is one task's.
+                // SAFETY: no two matrices of a valid cut share a row, and each matrix belongs to one task.
                 let v = unsafe { squares.range(at..at + 1) };
                 v[0] = Self::moved(v[0], mean);
                 v[0]

@@ -1,5 +1,5 @@
-//! The squared norm of all gradients, or of those that ranks share: pieces of a fixed length in any order, their sums in
-//! order.
+//! The squared norm of all gradients, or of the gradients that ranks share: the pieces have a fixed length and are
+//! computed in any order; their sums are added in order.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -65,7 +65,7 @@ fn sum_pieces(pool: &mut Pool, gradient: &[f32], sums: &mut [f32]) {
     });
 }
 
-/// The sum of all pieces'.
+/// The sum over all pieces.
 fn total<'a>(sums: impl Iterator<Item = &'a f32>) -> f32 {
     sums.fold(0.0f64, |total, &sum| total + f64::from(sum)) as f32
 }

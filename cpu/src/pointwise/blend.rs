@@ -1,5 +1,5 @@
-//! The embedding mixed into the residual stream: a task takes some elements. Sums for the scalars' gradients are made by blocks
-//! of them in scratch, and the blocks' sums are added in their order.
+//! Mixes the embedding into the residual stream: a task takes some elements. The sums for the scalars' gradients are
+//! computed for blocks of elements in scratch, and the blocks' sums are added in block order.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;

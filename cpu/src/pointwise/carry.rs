@@ -1,4 +1,4 @@
-//! Copying a region, in pieces.
+//! Copies a region, in pieces.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;

@@ -1,4 +1,4 @@
-//! Activations in blocks of 8 bits, and back: pieces of them on all threads.
+//! Converts activations to blocks of 8 bits and back: pieces on all threads.
 
 use capful_core::compressed::{BLOCK, Block, Code};
 use capful_core::device::{Operation as _, OperationError};
@@ -39,7 +39,7 @@ impl OnCpu for Expand {
     }
 }
 
-/// Makes a block of as many numbers as there are, and zeros.
+/// Makes a block of the numbers in `x`, padded with zeros.
 fn compress(code: Code, x: &[f32], block: &mut Block) {
     let mut numbers = [0.0; BLOCK];
     numbers[..x.len()].copy_from_slice(x);
@@ -48,7 +48,7 @@ fn compress(code: Code, x: &[f32], block: &mut Block) {
     },);
 }
 
-/// The first numbers of a block.
+/// Decodes the first numbers of a block.
 fn expand(code: Code, block: &Block, out: &mut [f32]) {
     let mut numbers = [0.0; BLOCK];
     vectorise!({

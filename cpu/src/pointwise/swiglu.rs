@@ -65,7 +65,7 @@ impl OnCpu for SwiGluGrad {
             let out_grad = out_grad[piece * rows * d..].chunks_exact(d);
             for (r, (row, out_grad)) in gate_up.chunks_exact_mut(2 * d).zip(out_grad).enumerate() {
                 let (gate, up) = row.split_at_mut(d);
-                // Empty where it is not wanted.
+                // The output is empty if it is not needed.
                 if let Some(out) = out.get_mut(r * d..(r + 1) * d) {
                     simd::swiglu(gate, up, out);
                 }

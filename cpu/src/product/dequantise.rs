@@ -1,4 +1,4 @@
-//! A weight that is kept in fewer bits, as the numbers that it stands for.
+//! Decodes a quantised weight to floating-point numbers.
 
 use capful_core::device::OperationError;
 use capful_core::integer::{Integer, Kind};

@@ -1,5 +1,5 @@
-//! Products of integers: the bits of the reference loops, for sums of integers are exact in any order and everything else
-//! is done as there, one rounding at a time.
+//! Integer matrix multiplication with the same bits as the reference loops: integer sums are exact in any order, and
+//! all other roundings happen in the order of the reference.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use capful_core::ops::IntegerRows;
 use crate::pool::{Parts, Pool};
 use crate::simd::vectorise;
 
-/// Rows of x that are multiplied with a row of the weight while it is in registers and cache.
+/// Rows of x that are multiplied by a row of the weight while that row is in registers and cache.
 const ROWS: usize = 16;
 /// Rows of the weight of a task.
 const OUTPUTS: usize = 32;
@@ -27,8 +27,8 @@ pub(crate) struct Codes<'a> {
     pub inputs: usize,
 }
 
-/// `y = x · weightᵀ`, of which every part of a row of `out` is handed to `store` with its row, its first column and what
-/// `out` holds there.
+/// `y = x · weightᵀ`: `store` receives every part of a row of `y` with its row, its first column and the content of
+/// `out` there.
 pub(crate) fn product(
     pool: &mut Pool,
     x: Codes<'_>,
@@ -51,7 +51,7 @@ pub(crate) fn product(
         });
         for (r, y) in (first_row..first_row + count).zip(&block) {
             let at = r * outputs + first;
-            // SAFETY: the blocks of tasks are disjoint, and so are the rows of one.
+            // SAFETY: the blocks of tasks are disjoint, and so are the rows of a block.
             store(r, first, &y[..width], unsafe { out.range(at..at + width) });
         }
     });
@@ -107,8 +107,8 @@ fn dot(a: &[i8], b: &[i8]) -> i32 {
     a.iter().zip(b).fold(0, |sum, (a, b)| sum + i32::from(*a) * i32::from(*b))
 }
 
-/// `out (+)= x · weight` of floats [rows, inputs] with the numbers that the codes of [inputs, outputs] stand for, in the
-/// order of the inputs; each row of the result is handed to `finish` with its number.
+/// `out (+)= x · weight` of floats [rows, inputs] with the decoded [inputs, outputs] weight, in the order of the
+/// inputs; `finish` receives each row of the result with its number.
 pub(crate) fn transposed(
     pool: &mut Pool,
     (x, inputs): (&[f32], usize),
@@ -139,7 +139,7 @@ pub(crate) fn transposed(
     });
 }
 
-/// The numbers that the codes of a row stand for, from column `from` on; it is even.
+/// Decodes the codes of a row to numbers, from column `from` on; `from` is even.
 #[inline(always)]
 fn decode(row: Row<'_>, from: usize, numbers: &mut [f32]) {
     let mut unpacked = [0; PIECE];

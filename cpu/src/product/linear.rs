@@ -1,8 +1,10 @@
-//! The linear layer: one product, and what belongs to it on each block while it is in cache.
+//! The linear layer: one matrix multiplication, with the bias and the other element-wise work on each block while the
+//! block is in cache.
 
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::{IntegerProduct, IntegerRows, Linear};
+use capful_core::views;
 
 use super::integer::{self, Codes};
 use crate::gemm::{self, Matrix, MatrixMut, Update};
@@ -54,7 +56,8 @@ impl OnCpu for Linear {
                         simd::add(residual, out);
                     }
                     if activates {
-                        // SAFETY: blocks of `out` are disjoint, and this is the same block of a matrix as large.
+                        // SAFETY: blocks of `out` are disjoint, and this is the same block of a matrix of the same
+                        // size.
                         simd::gelu_forward(out, unsafe { activated.range(at) });
                     }
                 }
@@ -65,25 +68,26 @@ impl OnCpu for Linear {
 }
 
 impl Cpu {
-    /// The same of integers: their products, then everything else as the reference loops do it, but for the GELU.
+    /// The linear layer in integers: an integer matrix multiplication, then all other steps in the order of the
+    /// reference loops, except for the GELU.
     #[inline(never)]
     fn run_integer_linear(&mut self, op: &Linear, product: &IntegerProduct) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [x, weight, scales, x_scales, bias, residual, mut out, mut activated] = arena.views([
-            Some(op.x),
-            Some(op.weight),
-            Some(product.weight.scales),
-            product.x_scales,
-            op.bias,
-            op.epilogue.residual(),
-            Some(op.out),
-            op.epilogue.activated(),
-        ])?;
+        views!(arena;
+            x = Some(op.x),
+            weight = Some(op.weight),
+            scales = Some(product.weight.scales),
+            x_scales = product.x_scales,
+            bias = op.bias,
+            residual = op.epilogue.residual(),
+            mut out = Some(op.out),
+            mut activated = op.epilogue.activated(),
+        );
         let weight = IntegerRows::new(op.weight, product.weight, &weight, &scales)?;
         let (inputs, outputs) = (op.x.columns() as usize, op.out.columns() as usize);
         let (bias, residual, activated) = (bias.f32()?, residual.f32()?, Parts::new(activated.f32_mut()?));
         let (out, adds, activates) = (out.f32_mut()?, op.epilogue.adds(), op.epilogue.activated().is_some());
-        // What is behind the product, on a part of row `r` from column `first` on.
+        // The steps after the multiplication, for a part of row `r` from column `first` on.
         let finish = |r: usize, first: usize, out: &mut [f32]| {
             let at = r * outputs + first..r * outputs + first + out.len();
             for (i, y) in out.iter_mut().enumerate() {
@@ -91,7 +95,7 @@ impl Cpu {
                 *y += residual.get(at.start + i).copied().unwrap_or_default();
             }
             if activates {
-                // SAFETY: parts of `out` are disjoint, and this is the same part of a matrix as large.
+                // SAFETY: parts of `out` are disjoint, and this is the same part of a matrix of the same size.
                 simd::gelu_forward(out, unsafe { activated.range(at) });
             }
         };

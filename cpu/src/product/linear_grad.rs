@@ -1,4 +1,4 @@
-//! The gradients of a linear layer: two products and the sums of columns.
+//! The gradients of a linear layer: two matrix multiplications and the sums of columns.
 
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
@@ -11,7 +11,7 @@ use crate::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// Columns that a task sums, in registers.
 const COLUMNS: usize = 64;
-/// Rows summed in one go; the sums of such runs are then added.
+/// Rows that are summed together; the sums of such groups of rows are then added.
 const RUN: usize = 256;
 
 impl OnCpu for LinearGrad {
@@ -66,7 +66,7 @@ impl OnCpu for LinearGrad {
     }
 }
 
-/// `sums[c] (+)= Σ over rows of matrix[r, c]`, a range of columns a task; nothing where `sums` is empty.
+/// `sums[c] (+)= Σ over rows of matrix[r, c]`, a range of columns a task; does nothing if `sums` is empty.
 fn sum_columns(pool: &mut Pool, matrix: &[f32], columns: usize, sums: &mut [f32], accumulate: bool) {
     pool.chunks(sums, COLUMNS, |_, chunk, sums| {
         vectorise!({

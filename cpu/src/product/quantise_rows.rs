@@ -1,4 +1,4 @@
-//! Activations in integers, a row by itself: the bits of the reference loops.
+//! Quantises activations row by row, with the same bits as the reference loops.
 
 use capful_core::device::OperationError;
 use capful_core::integer::quantise_activations;

@@ -1,4 +1,4 @@
-//! What ranks send each other.
+//! Communication between ranks.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;

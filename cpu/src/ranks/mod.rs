@@ -1,4 +1,4 @@
-//! What several ranks make of parts of a tensor, and what they send each other.
+//! Sums of the parts of a tensor from several ranks, and communication between ranks.
 
 mod collective;
 mod sum_parts;

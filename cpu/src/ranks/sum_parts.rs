@@ -1,4 +1,4 @@
-//! The sum of what ranks have: pieces of it on all threads. Bound by memory.
+//! Adds the parts of several ranks: pieces on all threads, limited by memory bandwidth.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;

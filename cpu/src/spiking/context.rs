@@ -1,4 +1,4 @@
-//! Signals as rows of tokens and back: transpositions.
+//! Converts signals to rows of tokens and back: transpositions.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -7,7 +7,7 @@ use capful_core::ops::{Context, ContextGrad};
 use super::lanes::turn;
 use crate::{Cpu, OnCpu};
 
-/// Streams of a task at most: a cache line of signals.
+/// Most streams of a task: a cache line of signals.
 const STREAMS: usize = 16;
 
 impl OnCpu for Context {

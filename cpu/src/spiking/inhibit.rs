@@ -1,4 +1,4 @@
-//! Inhibitory synapses kept at or below zero, in pieces.
+//! Limits inhibitory synapses to values at or below zero, in pieces.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;

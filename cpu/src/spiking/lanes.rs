@@ -1,7 +1,7 @@
-//! The streams of a batch as vector lanes: a number of them that is known when the code is compiled.
+//! The streams of a batch as vector lanes, in groups whose size is known at compile time.
 
-/// Runs `body` for each group of lanes: `at` is its first, `L` how many it has, 32, 16, 8 or 1. Registers hold a group, so
-/// a loop over sources inside keeps its sums there.
+/// Runs `body` for each group of lanes: `at` is the first lane of the group, `L` the number of its lanes, 32, 16, 8 or
+/// 1. A group fits in registers, so an inner loop over sources sums in registers.
 macro_rules! lanes {
     ($streams:expr, $at:ident, $lanes:ident => $body:expr) => {{
         let mut $at = 0;
@@ -36,7 +36,7 @@ pub(crate) fn pick<const L: usize>(x: &[f32], at: usize) -> &[f32; L] {
     x
 }
 
-/// As [`pick`], to be written.
+/// The `L` numbers from `at` on, writable.
 #[inline(always)]
 pub(crate) fn pick_mut<const L: usize>(x: &mut [f32], at: usize) -> &mut [f32; L] {
     let len = x.len();
@@ -47,7 +47,7 @@ pub(crate) fn pick_mut<const L: usize>(x: &mut [f32], at: usize) -> &mut [f32; L
 /// `sum + w · x` in each lane, fused.
 #[inline(always)]
 pub(crate) fn fused<const L: usize>(sum: &mut [f32; L], w: f32, x: &[f32; L]) {
-    // Read before anything is written, since the compiler cannot see that the two lie apart.
+    // Read before any write, since the compiler cannot see that the slices do not overlap.
     let (x, old) = (*x, *sum);
     for i in 0..L {
         sum[i] = w.mul_add(x[i], old[i]);
@@ -63,9 +63,9 @@ pub(crate) fn fused_pairs<const L: usize>(sum: &mut [f32; L], a: &[f32; L], b: &
     }
 }
 
-/// The same numbers, seen as a whole: what was summed up in them before stays vectors, whatever becomes of single lanes
-/// afterwards. Without it the compiler shapes the loop before after the pairs that are added behind it, and its sums become
-/// scalars or pairs.
+/// The same numbers, opaque to the compiler: sums that were computed in them stay vectors, whatever is done with single
+/// lanes afterwards. Otherwise the compiler adapts the loop before it to the pairwise additions after it, and the
+/// loop's sums become scalars or pairs.
 #[inline(always)]
 pub(crate) fn whole<const L: usize>(lanes: [f32; L]) -> [f32; L] {
     std::hint::black_box(lanes)
@@ -85,8 +85,8 @@ pub(crate) fn across<const L: usize>(lanes: [f32; L]) -> f32 {
     lanes[0]
 }
 
-/// A matrix the other way round: `put(&mut to[j · to_row + i], from[i · from_row + j])` for i below `rows` and j below
-/// `columns`, by blocks whose lines stay in the nearest cache.
+/// Transposes a matrix: `put(&mut to[j · to_row + i], from[i · from_row + j])` for i below `rows` and j below
+/// `columns`, by blocks that fit in the nearest cache.
 #[inline(always)]
 pub(crate) fn turn(
     from: &[f32],

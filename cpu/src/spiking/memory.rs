@@ -1,4 +1,4 @@
-//! The associative memory: each stream's matrix is one task's, row by row through the caches.
+//! The associative memory: each stream's matrix belongs to one task and is processed row by row.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -38,7 +38,7 @@ impl OnCpu for Memory {
     }
 }
 
-/// A row of F after one more value.
+/// Updates a row of F with one more value.
 #[inline(always)]
 fn advance(f: &mut [f32], decay: f32, keep: f32, value: f32, key: &[f32]) {
     if keep > 0.0 {
@@ -76,7 +76,7 @@ impl OnCpu for MemoryGrad {
                     simd::axpy(grad * share, f, queries_grad);
                 });
             }
-            // From here on the gradient of F.
+            // From here on `work` is the gradient of F.
             work.fill(0.0);
             for t in (0..tokens).rev() {
                 let MemoryToken { key, query, value, grad, keep } = self.token(read, b, t);

@@ -1,4 +1,4 @@
-//! What only modules of spiking neurons do.
+//! Operations that only modules of spiking neurons use.
 
 mod context;
 mod inhibit;

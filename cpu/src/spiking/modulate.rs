@@ -1,4 +1,4 @@
-//! What each token's error counts for: predictions and factors token by token, then the signals' gradient scaled.
+//! Weights each token's error: predictions and factors token by token, then the scaling of the signals' gradient.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -31,7 +31,7 @@ impl OnCpu for Modulate {
         let (sums, deltas) = scratch[..tokens * (SUMS + streams)].split_at_mut(tokens * SUMS);
         cpu.pool.bands([(&mut *deltas, streams), (&mut *sums, SUMS)], |_, t, [delta, sums]| {
             let (outputs, mut squares) = (outputs(t), 0.0);
-            // Predictions first, then what is missing to the reward.
+            // First the predictions, then their difference to the reward.
             delta.fill(weights[n]);
             vectorise!(for (row, &w) in outputs.chunks_exact(streams).zip(weights) {
                 simd::axpy(w, row, delta);

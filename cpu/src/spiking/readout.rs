@@ -1,5 +1,5 @@
-//! The residual stream of a spiking model: sums over outputs with streams as lanes, some tokens at a time, so that what
-//! is to be transposed stays in the caches.
+//! The residual stream of a spiking model: sums over outputs with streams as lanes, some tokens at a time, so that
+//! transposed data stays in the caches.
 
 use std::ops::Range;
 
@@ -15,20 +15,20 @@ use crate::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// Tokens at a time.
 const TOKENS: usize = 8;
-/// Streams of a task that transposes, at most: a cache line of lanes.
+/// Most streams of a transposing task: a cache line of lanes.
 const STREAMS: usize = 16;
 /// Weights of a task.
 const WEIGHTS: usize = 64;
-/// Outputs of a class whose weights' gradient is one task's.
+/// Outputs of a class in one task of the weights' gradient.
 const CLASS_ROWS: usize = 96;
-/// Weights of an output from which on products pay.
+/// From this number of weights of an output on, matrix multiplication is faster.
 const MANY: usize = 8;
 
-/// The projection as dense matrices, one a class: where its F weights a source divide the D dims, with s = D / F, output
-/// s q + r reaches just the dims s e + r, e = (q + f) mod F, all F of them. Nothing but weights is multiplied, so this
-/// pays at every size; where F does not divide D, or is small, sums go weight by weight.
+/// The projection as dense matrices, one a class: where its F weights a source divide the D dims, with s = D / F,
+/// output s q + r contributes to exactly the F dims s e + r, e = (q + f) mod F. No zeros are multiplied, so the dense
+/// form is efficient at every size; where F does not divide D, or is small, the sums are computed weight by weight.
 ///
-/// A class is [rows, F], its q-th row output s q + r's weights by dims.
+/// A class is a matrix [rows, F]; its q-th row contains the weights of output s q + r, ordered by dims.
 #[derive(Clone, Copy)]
 struct Classes {
     count: usize,
@@ -41,7 +41,7 @@ impl Classes {
     fn of(weights: &Region, dims: usize) -> Option<Classes> {
         let [_, _, fan_out, outputs] = weights.shape.map(|n| n as usize);
         let count = dims / fan_out;
-        // Whole tasks, so that each is one class's.
+        // A multiple of a task's rows, so that each task belongs to a single class.
         let rows = outputs.div_ceil(count).next_multiple_of(CLASS_ROWS.min(outputs.div_ceil(count)));
         (fan_out >= MANY && dims.is_multiple_of(fan_out)).then_some(Classes { count, rows, fan_out, outputs })
     }
@@ -50,7 +50,7 @@ impl Classes {
         self.count * self.rows * self.fan_out
     }
 
-    /// Outputs of class `r`.
+    /// Number of outputs of class `r`.
     fn outputs(self, r: usize) -> usize {
         self.outputs.saturating_sub(r).div_ceil(self.count)
     }
@@ -69,7 +69,7 @@ impl Classes {
         self.count * self.rows / self.together()
     }
 
-    /// Where weight `f` of output `o` lies.
+    /// The offset of weight `f` of output `o`.
     #[inline(always)]
     fn place(self, f: usize, o: usize) -> usize {
         let (q, r) = (o / self.count, o % self.count);
@@ -92,18 +92,18 @@ impl Classes {
         });
     }
 
-    /// The weights of class `r`, [its outputs, F].
+    /// The weights of class `r`, [number of its outputs, F].
     fn matrix(self, weights: &[f32], r: usize) -> Matrix<'_> {
         Matrix::new(&weights[r * self.rows * self.fan_out..], self.outputs(r), self.fan_out)
     }
 
-    /// Scratch of a token's products.
+    /// Scratch of a token's matrix multiplications.
     fn scratch(self, batch: usize) -> usize {
         let (rows, dims) = (self.outputs.div_ceil(self.count), self.fan_out);
         gemm::small_scratch_len(dims, batch, rows).max(gemm::small_scratch_len(rows, batch, dims))
     }
 
-    /// Scratch of the products of a task of the weights' gradient.
+    /// Scratch of the matrix multiplications in a task of the weights' gradient.
     fn grad_scratch(self, batch: usize) -> usize {
         gemm::small_scratch_len(self.together(), self.fan_out, batch)
     }
@@ -123,7 +123,8 @@ struct Sizes {
     dims: usize,
     fan_out: usize,
     outputs: usize,
-    /// Rows of the signals: all, and before those that are projected and those that are dims.
+    /// Rows of the signals: the number of all rows, the first row of the projected outputs, and the first row of the
+    /// direct outputs.
     rows: usize,
     first: usize,
     direct: usize,
@@ -141,19 +142,19 @@ impl Sizes {
         Sizes { batch, tokens, dims, fan_out, outputs, rows, first, direct, shift: dims / fan_out, classes }
     }
 
-    /// Scratch of a token's products.
+    /// Scratch of a token's matrix multiplications.
     fn own(&self) -> usize {
         self.classes.map_or(0, |c| c.scratch(self.batch))
     }
 
-    /// Scratch of a readout: sums with streams as lanes, weights by classes, that of products.
+    /// Scratch of a readout: sums with streams as lanes, weights by classes, scratch of matrix multiplications.
     fn scratch(&self) -> [usize; 3] {
         let tokens = TOKENS.min(self.tokens);
         [tokens * self.dims * self.batch, self.classes.map_or(0, Classes::len), tokens * self.own()]
     }
 
     /// Further scratch of a gradient: the gate's sums, the weights' gradient by classes, the rows' gradient by classes,
-    /// that of the products of its tasks.
+    /// scratch of the matrix multiplications in its tasks.
     fn grad_scratch(&self) -> [usize; 4] {
         let [turned, dense, _] = self.scratch();
         let tasks = self.classes.map_or(0, |c| c.tasks() * c.grad_scratch(self.batch));
@@ -161,7 +162,7 @@ impl Sizes {
     }
 }
 
-/// Parts of these lengths, one after the other, and what is left.
+/// Consecutive parts of these lengths, and the remaining slice.
 fn cut<const N: usize>(mut rest: &mut [f32], lens: [usize; N]) -> ([&mut [f32]; N], &mut [f32]) {
     let parts = lens.map(|len| {
         let (part, later) = std::mem::take(&mut rest).split_at_mut(len);
@@ -171,14 +172,14 @@ fn cut<const N: usize>(mut rest: &mut [f32], lens: [usize; N]) -> ([&mut [f32]; 
     (parts, rest)
 }
 
-/// What both directions read.
+/// Inputs of both the forward and the backward pass.
 struct Sources<'a> {
     sizes: Sizes,
     signals: &'a [f32],
     gate: Option<Gate>,
     gate_weight: &'a [f32],
     gate_bias: &'a [f32],
-    /// [F, O], and by classes where there are some.
+    /// [F, O], and in addition by classes where there are classes.
     weights: &'a [f32],
     dense: &'a [f32],
 }
@@ -191,7 +192,7 @@ impl Sources<'_> {
     }
 }
 
-/// The row of the signals that gates dim `d`.
+/// The row of the signals that is the gate of dim `d`.
 #[inline(always)]
 fn gating(gate: Option<Gate>, d: usize) -> Option<usize> {
     gate.map(|g| g.first as usize + d % g.count as usize)
@@ -239,7 +240,7 @@ impl OnCpu for Readout {
 }
 
 impl Sources<'_> {
-    /// The direct outputs of token `t`, behind their gate.
+    /// The direct outputs of token `t`, multiplied by their gate.
     fn begin(&self, t: usize, sums: &mut [f32]) {
         let (Sizes { batch, dims, direct, .. }, signals) = (self.sizes, self.signals(t));
         let Sources { gate, gate_weight, gate_bias, .. } = *self;
@@ -262,7 +263,7 @@ impl Sources<'_> {
         let Sizes { batch, dims, fan_out, outputs, shift, .. } = self.sizes;
         let (projected, weights) = (&self.signals(t)[self.sizes.first * batch..], self.weights);
         let Some(classes) = self.sizes.classes else {
-            // Sums lie in the first-level cache: outputs in their order, and nothing to divide.
+            // The sums are in the first-level cache; outputs are added in order, without a division of the work.
             return vectorise!(lanes!(batch, at, L => {
                 for f in 0..fan_out {
                     let mut d = f * shift;
@@ -354,8 +355,8 @@ impl OnCpu for ReadoutGrad {
 }
 
 impl Sources<'_> {
-    /// A token's gradient of the projected outputs, from that of its dims: `from` on in rows, which classes sort, and in
-    /// `grad` with streams as lanes.
+    /// Computes the gradient of a token's projected outputs from that of its dims; `from` contains it in rows, sorted
+    /// by classes, and `grad` with streams as lanes.
     fn project_back(&self, from: &[f32], grad: &[f32], to: &mut [f32], row_grad: &mut [f32], scratch: &mut [f32]) {
         let Sizes { batch, tokens, dims, fan_out, outputs, first, shift, .. } = self.sizes;
         let weights = self.weights;
@@ -385,8 +386,8 @@ impl Sources<'_> {
         }
     }
 
-    /// Adds the gradient of the direct outputs of token `t` and of what gates them; `sums` becomes that of the gate's
-    /// weights and biases.
+    /// Adds the gradient of the direct outputs of token `t` and of their gate; `sums` receives the gradient of the
+    /// gate's weights and biases.
     fn open_back(&self, t: usize, grad: &[f32], back_direct: Option<&[f32]>, to: &mut [f32], sums: &mut [f32]) {
         let (Sizes { batch, dims, direct, .. }, signals) = (self.sizes, self.signals(t));
         let Sources { gate, gate_weight, gate_bias, .. } = *self;
@@ -424,7 +425,7 @@ impl Sources<'_> {
         }));
     }
 
-    /// Adds some tokens' part of the weights' gradient, by classes.
+    /// Adds the contribution of some tokens to the weights' gradient, by classes.
     fn class_grads(&self, pool: &mut Pool, block: Range<usize>, row_grad: &[f32], to: &mut [f32], scratch: &mut [f32]) {
         let Sizes { batch, dims, fan_out, first, shift, classes: Some(classes), .. } = self.sizes else { return };
         let (together, len) = (classes.together(), classes.grad_scratch(batch));
@@ -440,7 +441,7 @@ impl Sources<'_> {
         });
     }
 
-    /// The same weight by weight; begins at the first token.
+    /// Adds the contribution of some tokens to the weights' gradient, weight by weight; the first token overwrites.
     fn weight_grads(&self, pool: &mut Pool, block: Range<usize>, turned: &[f32], to: &mut [f32]) {
         let Sizes { batch, dims, outputs, rows, first, shift, .. } = self.sizes;
         let (signals, begin, count) = (self.signals, block.start, block.len());

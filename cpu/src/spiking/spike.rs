@@ -1,16 +1,18 @@
-//! A module's neurons through one token: lanes are streams, so every stream's sum is the reference's to the bit.
+//! Runs a module's neurons for one token: lanes are streams, so every stream's sum equals the reference's to the bit.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
+use capful_core::views;
 
 use super::lanes::{lanes, pick, pick_mut, whole};
 use crate::simd::vectorise;
 use crate::{Cpu, OnCpu};
 
-/// Products of a task, synapses times streams, that are worth waking another thread for.
+/// Multiplications in a task, synapses times streams, that are worth waking another thread for.
 const WORK: usize = 1 << 16;
-/// Winners up to which a block's best are kept in a list; with more, the last one's potential is searched for.
+/// Up to this number of winners the best candidates of a block are stored in a list; with more winners, the potential
+/// of the last winner is searched for.
 const LIST: usize = 8;
 
 impl OnCpu for Spike {
@@ -18,31 +20,19 @@ impl OnCpu for Spike {
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
         let t = self.token;
-        let [
-            before,
-            mut now,
-            spiked,
-            mut spikes,
-            keep,
-            sources,
-            weights,
-            mut potential,
-            mut fatigue,
-            mut offset,
-            mut slope,
-        ] = arena.views([
-            Some(Spike::slot(self.signals, t)),
-            Some(Spike::slot(self.signals, t + 1)),
-            Some(Spike::slot(self.spikes, t)),
-            Some(Spike::slot(self.spikes, t + 1)),
-            Some(self.keep.slice_rows(t, 1)),
-            Some(self.sources),
-            Some(self.weights),
-            Some(self.potential),
-            Some(self.fatigue),
-            Some(self.offset),
-            self.slope.map(|s| Spike::slot(s, t)),
-        ])?;
+        views!(arena;
+            before = Some(Spike::slot(self.signals, t)),
+            mut now = Some(Spike::slot(self.signals, t + 1)),
+            spiked = Some(Spike::slot(self.spikes, t)),
+            mut spikes = Some(Spike::slot(self.spikes, t + 1)),
+            keep = Some(self.keep.slice_rows(t, 1)),
+            sources = Some(self.sources),
+            weights = Some(self.weights),
+            mut potential = Some(self.potential),
+            mut fatigue = Some(self.fatigue),
+            mut offset = Some(self.offset),
+            mut slope = self.slope.map(|s| Spike::slot(s, t)),
+        );
         let [_, _, rows, streams] = self.signals.shape.map(|n| n as usize);
         let (neurons, fan_in) = (self.weights.rows() as usize, self.weights.columns() as usize);
         let (block, winners) = (self.cell.block as usize, self.cell.winners as usize);
@@ -58,7 +48,7 @@ impl OnCpu for Spike {
             fan_in,
             cell: self.cell,
         };
-        // A task has whole blocks, for their neurons compete.
+        // A task has whole blocks, since the neurons of a block compete.
         let together = WORK.div_ceil((fan_in * streams * block).max(1)) * block;
         let bands = [
             (spikes.f32_mut()?, together * streams),
@@ -90,7 +80,7 @@ impl OnCpu for Spike {
         });
         let (before, keep, spikes, now) = (before.f32()?, keep.f32()?, spikes.f32()?, now.f32_mut()?);
         vectorise!(lanes!(streams, at, L => {
-            // Most groups are of one size.
+            // Most groups have the same size.
             let (mut size, mut share) = (0, 0.0);
             for o in 0..self.outputs.count {
                 let group = self.outputs.group(o, neurons as u32);
@@ -114,7 +104,7 @@ impl OnCpu for Spike {
     }
 }
 
-/// What all neurons of a module read.
+/// The inputs of all neurons of a module.
 struct Module<'a> {
     now: &'a [f32],
     before: &'a [f32],
@@ -129,8 +119,8 @@ struct Module<'a> {
 }
 
 impl Module<'_> {
-    /// Potential and distance to the threshold of neuron `j`, row `own` of the slices; the distance waits in the place
-    /// of the spikes.
+    /// Computes the potential and the distance to the threshold of neuron `j`, row `own` of the slices; the distance is
+    /// stored in the slot of the spikes.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the state of a neuron, slice by slice")]
     fn integrate<const L: usize>(
@@ -146,7 +136,8 @@ impl Module<'_> {
         let (cell, streams) = (&self.cell, self.streams);
         let row = j * self.fan_in..(j + 1) * self.fan_in;
         let (sources, weights) = (&self.sources[row.clone()], &self.weights[row]);
-        // Sources rise, so those of this token, of the token before and the module's own lie one after the other.
+        // Sources are in ascending order, so sources of this token, of the token before and of the module's own neurons
+        // follow each other.
         let old = sources.partition_point(|&s| (s as usize) < self.rows);
         let inner = old + sources[old..].partition_point(|&s| (s as usize) < 2 * self.rows);
         let current = weighted::<L>([0.0; L], &sources[..old], &weights[..old], 0, self.now, streams, at);
@@ -155,12 +146,12 @@ impl Module<'_> {
         let (part, rest) = (&sources[inner..], &weights[inner..]);
         let previous = weighted::<L>(previous, part, rest, 2 * self.rows, self.spiked, streams, at);
         let i = own * streams + at;
-        // Read before anything is written, since the compiler cannot see that the slices lie apart.
+        // Read before any write, since the compiler cannot see that the slices do not overlap.
         let (keep, spiked) = (*pick::<L>(self.keep, at), *pick::<L>(self.spiked, j * streams + at));
         let (mut v, fatigue, mut above) = (*pick::<L>(potential, i), *pick::<L>(fatigue, i), [0.0; L]);
         let adaptation = cell.adaptation_of(j);
         for b in 0..L {
-            // What lies before a document counts for nothing, even if it is not a number.
+            // State from before a document is ignored, even if it is not a number.
             let kept = (cell.leak * v[b] - cell.threshold * spiked[b]) + previous[b];
             let moved = if keep[b] > 0.0 { kept + current[b] } else { current[b] };
             v[b] = if moved < LOWEST_POTENTIAL { LOWEST_POTENTIAL } else { moved };
@@ -172,7 +163,7 @@ impl Module<'_> {
         *pick_mut::<L>(spikes, i) = above;
     }
 
-    /// Turns a block's distances to the threshold into its spikes, and moves on what follows them.
+    /// Converts a block's distances to the threshold into its spikes, and updates the states that depend on the spikes.
     #[inline(always)]
     fn fire<const L: usize>(
         &self,
@@ -193,7 +184,7 @@ impl Module<'_> {
                 }
             }
         }
-        // Where the winners' last one stands; as many as `room` of those who stand there with it fire, the first ones.
+        // The distance of the last winner; of the neurons with exactly that distance the first `room` fire.
         let (mut last, mut room) = ([0.0; L], [0u32; L]);
         if winners < neurons {
             let mut candidates = [0u32; L];
@@ -228,7 +219,7 @@ impl Module<'_> {
         }
     }
 
-    /// In each lane the distance of the block's `winners`-th best candidate, 0 where there are fewer.
+    /// The distance of the block's `winners`-th best candidate in each lane, 0 where there are fewer candidates.
     #[inline(always)]
     fn last_winner<const L: usize>(&self, winners: usize, at: usize, spikes: &[f32]) -> [f32; L] {
         let neurons = spikes.len() / self.streams;
@@ -245,7 +236,8 @@ impl Module<'_> {
             }
             return best[winners - 1];
         }
-        // Positive floats are ordered as their bits: the largest bits that as many candidates reach, from the top down.
+        // Positive floats have the order of their bits: finds the largest bits that enough candidates reach, from the
+        // top bit down.
         let mut bits = [0u32; L];
         for bit in (0..31).rev() {
             let mut reaching = [0u32; L];
@@ -264,7 +256,7 @@ impl Module<'_> {
     }
 }
 
-/// `sum + Σ w · x` in each lane, source by source, products and sums rounded one after the other.
+/// `sum + Σ w · x` in each lane, source by source; multiplication and addition are rounded separately.
 #[inline(always)]
 fn weighted<const L: usize>(
     mut sum: [f32; L],

@@ -3,18 +3,20 @@
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Outputs, Spike, SpikeGrad, SynapseGrad, SynapseInputGrad};
+use capful_core::views;
 
 use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut, whole};
 use crate::simd::vectorise;
 use crate::{Cpu, OnCpu};
 
-/// Tokens whose signals are multiplied with every row before the next ones: their signals stay in the caches.
+/// Tokens in one block: each row is multiplied with the signals of all of them before the next block, so the signals
+/// stay in the caches.
 const TOKENS: usize = 8;
 /// Neurons times streams of a token that are worth waking another thread for.
 const NEURONS: usize = 1 << 13;
 /// Rows of a task.
 const ROWS: usize = 16;
-/// Tasks that the sources of a module are cut into: more than threads, for some sources have no synapses.
+/// Tasks that the sources of a module are divided into: more than threads, since some sources have no synapses.
 const PARTS: usize = 16;
 
 impl OnCpu for SpikeGrad {
@@ -49,7 +51,7 @@ impl OnCpu for SpikeGrad {
     }
 }
 
-/// Adds to the gradient of the module's outputs what is left of them in the token after.
+/// Adds to the gradient of the module's outputs the part that comes from the next token through the filter.
 fn filter(op: &SpikeGrad, keep: &[f32], grad: &mut [f32], later: &[f32]) {
     let (Outputs { first, count }, factor, streams) = (op.outputs, op.cell.filter, keep.len());
     let range = first as usize * streams..(first + count) as usize * streams;
@@ -61,21 +63,21 @@ fn filter(op: &SpikeGrad, keep: &[f32], grad: &mut [f32], later: &[f32]) {
     });
 }
 
-/// What the neurons of a module read at a token.
+/// Values that the neurons of a module read at a token.
 struct Token<'a> {
     op: &'a SpikeGrad,
-    /// Of the signals.
+    /// Gradient of the signals.
     grad: &'a [f32],
-    /// Of the neurons, at the token after.
+    /// Gradient of the neurons at the next token.
     later: &'a [f32],
     keep_now: &'a [f32],
-    /// Within the segment.
+    /// Mask of the next token, if it is within the segment.
     keep_later: Option<&'a [f32]>,
     spikes_grad: &'a [f32],
 }
 
 impl Token<'_> {
-    /// Turns the slopes of neurons, of which `begin` is the first, into their gradient.
+    /// Converts the slopes of neurons, from number `begin` on, into their gradient.
     fn back(&self, begin: usize, own: &mut [f32], fatigue_grad: &mut [f32]) {
         let Token { op, grad, later, keep_now, keep_later, spikes_grad } = *self;
         let (cell, outputs, neurons, streams) = (op.cell, op.outputs, op.slope.shape[2], keep_now.len());
@@ -83,7 +85,7 @@ impl Token<'_> {
         vectorise!(lanes!(streams, at, L => {
             let kept = keep_later.map_or([0.0; L], |keep| *pick::<L>(keep, at));
             let now_kept = *pick::<L>(keep_now, at);
-            // Neurons of a group follow one another, and most groups are of one size.
+            // Neurons of a group are consecutive, and most groups have the same size.
             let (mut o, mut end, mut size, mut share) = (0, 0, 0, 0.0);
             for row in 0..own.len() / streams {
                 let j = begin + row;
@@ -130,19 +132,19 @@ impl OnCpu for SynapseGrad {
     #[inline(never)]
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
-        let [grad, signals, spikes, keep, sources, mut weight_grad] = arena.views([
-            Some(self.grad),
-            Some(self.signals),
-            Some(self.spikes),
-            Some(self.keep),
-            Some(self.sources),
-            Some(self.weight_grad),
-        ])?;
+        views!(arena;
+            grad = Some(self.grad),
+            signals = Some(self.signals),
+            spikes = Some(self.spikes),
+            keep = Some(self.keep),
+            sources = Some(self.sources),
+            mut weight_grad = Some(self.weight_grad),
+        );
         let [_, tokens, neurons, streams] = self.grad.shape.map(|n| n as usize);
         let (rows, fan_in) = (self.signals.shape[2] as usize, self.sources.columns() as usize);
         let (grad, signals, spikes, keep) = (grad.f32()?, signals.f32()?, spikes.f32()?, keep.f32()?);
         let (sources, weight_grad) = (sources.u32()?, weight_grad.f32_mut()?);
-        // All threads are at the same tokens, and what they read of them lies in each one's cache.
+        // All threads work on the same tokens, so the signals of these tokens are in each thread's cache.
         for first in (0..tokens).step_by(TOKENS) {
             let count = TOKENS.min(tokens - first);
             cpu.pool.chunks(weight_grad, ROWS * fan_in, |_, chunk, to| {
@@ -181,7 +183,7 @@ impl OnCpu for SynapseGrad {
     }
 }
 
-/// Adds to each synapse of a part of a row its products over some tokens and the lanes.
+/// Adds to each synapse of a part of a row its products, summed over some tokens and the lanes.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "two operands and where they lie")]
 fn products<const L: usize>(
@@ -194,7 +196,7 @@ fn products<const L: usize>(
     streams: usize,
     at: usize,
 ) {
-    // All tokens of a block stay in registers; those of the last one may be fewer.
+    // All tokens of a block are in registers; the last block may have fewer tokens.
     if let Some(&grad) = grad.first_chunk::<TOKENS>() {
         for (to, &s) in to.iter_mut().zip(sources) {
             let (mut sum, first) = ([0.0; L], (s as usize - base) * streams + at);
@@ -220,22 +222,22 @@ impl OnCpu for SynapseInputGrad {
     fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
         let mut arena = Arena::new(cpu.memory.words());
         let t = self.token as usize;
-        let [grad, weights, starts, synapses, keep, mut signals_grad, mut spikes_grad] = arena.views([
-            Some(Spike::slot(self.grad, self.token)),
-            Some(self.weights),
-            Some(self.starts),
-            Some(self.synapses),
-            Some(self.keep.slice_rows(self.token, 1)),
-            Some(self.signals_grad),
-            Some(self.spikes_grad),
-        ])?;
+        views!(arena;
+            grad = Some(Spike::slot(self.grad, self.token)),
+            weights = Some(self.weights),
+            starts = Some(self.starts),
+            synapses = Some(self.synapses),
+            keep = Some(self.keep.slice_rows(self.token, 1)),
+            mut signals_grad = Some(self.signals_grad),
+            mut spikes_grad = Some(self.spikes_grad),
+        );
         let (rows, fan_in) = (self.signals_grad.shape[2] as usize, self.weights.columns() as usize);
         let (streams, neurons) = (self.grad.columns() as usize, self.weights.rows() as usize);
         let keep = keep.f32()?;
         let (before, now) = signals_grad.f32_mut()?.split_at_mut(t * rows * streams);
         let before = if t > 0 { &mut before[(t - 1) * rows * streams..] } else { before };
         let now = &mut now[..rows * streams];
-        // A part of the signals, of this token and of the one before, and a part of the module's own neurons.
+        // A part of the signals, for this token and for the token before, and a part of the module's own neurons.
         let (together, own) = (rows.div_ceil(PARTS).max(1), neurons.div_ceil(PARTS).max(1));
         let index = Index {
             starts: starts.u32()?,
@@ -270,7 +272,7 @@ impl OnCpu for SynapseInputGrad {
     }
 }
 
-/// A module's synapses by their sources.
+/// A module's synapses, indexed by their sources.
 struct Index<'a> {
     starts: &'a [u32],
     synapses: &'a [u32],
@@ -280,7 +282,7 @@ struct Index<'a> {
     streams: usize,
 }
 
-/// What the synapses of a source bring back to it.
+/// The gradient that the synapses of a source give to that source.
 #[inline(always)]
 fn brought<const L: usize>(index: &Index<'_>, source: usize, at: usize) -> [f32; L] {
     let mut sum = [0.0; L];

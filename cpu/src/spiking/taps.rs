@@ -1,4 +1,4 @@
-//! The delay line of embeddings: token by token, each tap straight from the embedding it shows.
+//! The delay line of embeddings, token by token; each tap is read directly from its embedding.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -20,7 +20,7 @@ impl OnCpu for Taps {
         cpu.pool.bands([(signals, slot), (keep.f32_mut()?, batch)], |_, t, [now, keep]| {
             for b in 0..batch {
                 keep[b] = if reach(t, b) > 0 { 1.0 } else { 0.0 };
-                // A tap is handed on from slot to slot: every token on the way must let it through.
+                // A tap moves from slot to slot: the mask of every token on the way must permit it.
                 let seen = (0..taps.min(t + 1)).map(|i| reach(t - i, b) + i).min().unwrap_or(0);
                 for (k, now) in now.chunks_exact_mut(width * batch).take(taps).enumerate() {
                     let to = now[b..].iter_mut().step_by(batch);
@@ -47,7 +47,7 @@ impl OnCpu for TapsGrad {
             arena.views([Some(self.signals_grad), Some(self.offsets), Some(self.x_grad)])?;
         let [_, batch, tokens, width] = self.x_grad.shape.map(|n| n as usize);
         let (grad, offsets, rows) = (grad.f32()?, offsets.u32()?, self.signals_grad.shape[2] as usize);
-        // Streams side by side share the lines of the signals, so a task takes several.
+        // Adjacent streams share cache lines of the signals, so a task takes several streams.
         let together = batch.div_ceil(cpu.pool.threads()).min(16);
         cpu.pool.chunks(x_grad.f32_mut()?, together * tokens * width, |_, part, x_grad| {
             if !self.accumulate {

@@ -1,4 +1,5 @@
-//! Products of integers: the very bits of the reference loops, whatever the instruction set and the threads.
+//! Integer matrix multiplications: the exact bits of the reference loops, for every instruction set and number of
+//! threads.
 
 use capful_core::integer::{Integer, Kind, quantise_row};
 use capful_core::ops::{IntegerProduct, QuantiseRows, WeightScales};
@@ -38,7 +39,7 @@ fn activations(l: &mut Lay, rows: u32, columns: u32) -> (Region, Region) {
     (op.codes, op.scales)
 }
 
-/// Compares all bits that `operation` leaves.
+/// Compares all bits of the arena after `operation`.
 fn same_bits<O: Operation>(l: &Lay, operation: O) {
     assert!(l.after(l, &[operation.into()]) != l.before(l), "{} writes nothing", O::NAME);
     compare(l, operation, true);

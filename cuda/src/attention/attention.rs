@@ -11,17 +11,18 @@ use crate::arguments::{AttentionArgs, AttentionTilesArgs, HeadsArgs, OrderArgs, 
 use crate::device::{Cuda, blocks, width};
 use crate::room::attention::SHORT;
 
-/// Shared memory of the kernel of one warpgroup: two tiles of keys and of values, one of queries, and five barriers. So many
-/// of its blocks run on a multiprocessor.
+/// Shared memory of the kernel of one warpgroup: two tiles of keys and of values, one of queries, and five barriers;
+/// and how many of its blocks run on a multiprocessor.
 const WARPGROUP_ROOM: u32 = 5 * GROUP_TILE + 5 * 8;
 const WARPGROUP_BLOCKS: u32 = 4;
 
-/// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries, and rows that four
-/// warps write, of 72 elements. So many of its blocks run on a multiprocessor.
+/// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries, and rows of 72 elements that
+/// four warps write; and how many of its blocks run on a multiprocessor.
 const LOCAL_ROOM: u32 = (2 * 3 + 2) * GROUP_TILE + 64 * 72 * 2;
 const LOCAL_BLOCKS: u32 = 3;
 
-/// Shared memory of the kernel for short sequences: two tiles of keys, of values and of queries, and such rows.
+/// Shared memory of the kernel for short sequences: two tiles of keys, of values and of queries, and rows of 72
+/// elements that the warps write.
 const SHORT_ROOM: u32 = 6 * GROUP_TILE + 64 * 72 * 2;
 
 impl OnCuda for Attention {
@@ -40,8 +41,8 @@ impl OnCuda for Attention {
 }
 
 impl Cuda {
-    /// Whether a block keeps a head's keys and values for all its queries: measured where there are several heads of
-    /// them, and so many blocks that they fill the GPU.
+    /// Whether a block keeps a head's keys and values in shared memory for all its queries: measured to be faster where
+    /// several query heads share a key head and the blocks are enough to fill the GPU.
     fn keeps_keys(&self, o: &Attention) -> bool {
         let [_, batch, seq_len, _] = o.qkv.shape;
         let many = u64::from(batch) * u64::from(o.heads.keys) > 2 * u64::from(self.hardware.multiprocessors);

@@ -1,4 +1,5 @@
-//! The gradient of causal attention: the queries' in one pass, the keys' and values' in another, then turned back.
+//! The gradient of causal attention: the queries' gradient in one pass, the keys' and values' in another, then the
+//! inverse rotation.
 
 use std::ops::Range;
 
@@ -13,36 +14,39 @@ use crate::device::{Cuda, blocks, width};
 use crate::product::product::Summed;
 use crate::room::attention::{AttentionGradRoom, LONG, SHORT};
 
-/// Shared memory of the queries' part by a warpgroup: two tiles of keys and of values, one of queries and of gradients, and three
-/// barriers. So many of its blocks run on a multiprocessor.
+/// Shared memory of the warpgroup kernel for the queries' gradient: two tiles of keys and of values, one of queries and
+/// of gradients, and three barriers; and how many of its blocks run on a multiprocessor.
 const QUERIES_ROOM: u32 = 6 * GROUP_TILE + 3 * 8;
 const QUERIES_BLOCKS: u32 = 4;
 
-/// Shared memory of the keys' part by a warpgroup: tiles as those, and log-sums, means and offsets of two tiles' queries.
+/// Shared memory of the warpgroup kernel for the keys' gradient: the same number of tiles, and log-sums, means and
+/// offsets of two tiles of queries.
 const KEYS_ROOM: u32 = 6 * GROUP_TILE + 6 * TENSOR_TILE * 4;
 const KEYS_BLOCKS: u32 = 3;
 
-/// Keys of a work of the kernel for long sequences.
+/// Keys of a work item of the kernel for long sequences.
 const PIPELINE_TILE: u32 = 128;
-/// Its shared memory: the keys and values, four stages of queries and gradients with log-sums, means and offsets, rows that eight
-/// warps write, of 72 elements, their sums by columns for keys and values, ten barriers, and the next work's number.
+/// Shared memory of that kernel: the keys and values, four stages of queries and gradients with log-sums, means and
+/// offsets, rows of 72 elements that eight warps write, their column sums for keys and values, ten barriers, and the
+/// next work item's number.
 const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 3 * 4 * 64 * 4 + 8 * 16 * 72 * 2 + 2 * 2 * 4 * 64 * 4 + 11 * 8;
 
-/// Shared memory of the kernel for short sequences, with so many stages and room for the keys and values of so many heads:
-/// two tiles of each, three times two a stage with a row of log-sums, three of the scores' gradients, four rows of means,
-/// rows that eight warps write, and with room for several heads their sums by columns for three of its parts.
+/// Shared memory of the kernel for short sequences, with this number of stages and room for the keys and values of this
+/// number of heads: two tiles of keys and two of values for each head, three times two tiles and a row of log-sums for
+/// each stage, three tiles of the scores' gradients, four rows of means, rows that eight warps write, and with room for
+/// several heads the column sums of these rows for queries, keys and values.
 const fn short_room(stages: u32, heads: u32) -> u32 {
     let sums = if heads > 1 { 2 * 3 * 4 * 64 * 4 } else { 0 };
     (4 * heads + 6 * stages + 3) * GROUP_TILE + (stages + 4) * 128 * 4 + 8 * 16 * 72 * 2 + sums
 }
 
-/// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries and gradients, one of
-/// outputs and one of the scores' gradients, rows that four warps write, of 72 elements, and three rows of sums. So
-/// many of its blocks run on a multiprocessor.
+/// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries and gradients, one of outputs
+/// and one of the scores' gradients, rows of 72 elements that four warps write, and three rows of sums; and how many of
+/// its blocks run on a multiprocessor.
 const LOCAL_ROOM: u32 = (2 * 3 + 2 * 2 + 2) * GROUP_TILE + 64 * 72 * 2 + 3 * 64 * 4;
 const LOCAL_BLOCKS: u32 = 2;
 
-/// Whether the kernel by stripes takes it.
+/// Whether the kernel by stripes supports this operation.
 fn by_stripes(o: &AttentionGrad, a: &AttentionGradArgs) -> bool {
     let rows = width(Dtype::Bf16, 64, &[a.qkv, a.out, a.out_grad, a.qkv_grad, a.table]) > 1;
     let turned = [16, 32, 64].contains(&a.dims) && a.period == a.seq_len;
@@ -57,7 +61,7 @@ impl OnCuda for AttentionGrad {
 }
 
 impl Cuda {
-    /// The same, with the sums of the columns of what it writes where they are wanted.
+    /// Computes the gradient and, where `summed` requests them, the sums of its columns.
     pub(crate) fn attention_grad(&mut self, o: AttentionGrad, summed: Option<Summed>) -> Result<(), OperationError> {
         let (batch, room) = (o.qkv.shape[1], AttentionGradRoom::of(&o));
         let of = |part: &Range<u32>| AttentionGrad {
@@ -70,7 +74,7 @@ impl Cuda {
             ..o
         };
         let partial = self.pieces_at(room.means, room.sums)?;
-        // Pieces that are summed so far, where they are made with it.
+        // Number of pieces that are summed so far, where the kernels make the sums too.
         let mut made = summed.map(|_| 0);
         for part in self.parts(batch) {
             let sums = partial.at + 4 * u64::from(made.unwrap_or(0)) * u64::from(o.qkv_grad.columns());
@@ -87,7 +91,8 @@ impl Cuda {
         }
     }
 
-    /// How many pieces of sums are made with it, where they are wanted and its kernel makes them.
+    /// Computes the gradient of some sequences; returns the number of pieces of sums that the kernel made, where sums
+    /// are requested and the kernel supports them.
     fn attention_grad_of_a_part(&mut self, o: AttentionGrad, sums: Option<u64>) -> Result<Option<u32>, OperationError> {
         const NAME: &str = "attention_grad";
         let dtype = self.dtype(NAME, [o.qkv, o.out, o.out_grad, o.qkv_grad])?;
@@ -123,12 +128,12 @@ impl Cuda {
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
             if self.by_warpgroup(padded) && o.offsets.is_none() && o.pattern.dense() && SHORT.contains(&seq_len) {
                 let (module, heads) = ("attention_grad_short", o.heads.keys * batch);
-                // With several heads of queries for one of keys a block has enough to fetch meanwhile.
+                // With several heads of queries for one head of keys, a block has enough to fetch in the meantime.
                 if o.heads.queries / o.heads.keys >= 4 {
                     self.launch_with(module, module, [heads, 1, 1], 384, short_room(3, 1), &arguments)?;
                     return Ok(None);
                 }
-                // For sums a block has always the same head.
+                // For sums a block must always have the same head.
                 let most = self.hardware.multiprocessors / o.heads.keys * o.heads.keys;
                 let summing = sums.is_some() && o.heads.queries == o.heads.keys && most > 0;
                 let grid = heads.min(if summing { most } else { self.hardware.multiprocessors });
@@ -144,7 +149,7 @@ impl Cuda {
                 return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments).map(|()| None);
             }
             if self.by_warpgroup(padded) && self.maps_heads(&o.heads, &[o.qkv, o.out_grad])? {
-                // Its pieces have room where sequences are long without a test's help.
+                // The scratch has room for its pieces only where sequences are long without a test's override.
                 let sums = sums.filter(|_| self.by_pipeline(&o) && seq_len >= LONG);
                 let arguments = AttentionGradArgs { sums: sums.unwrap_or(0), ..arguments };
                 self.attention_grad_by_warpgroups(&o, arguments)?;
@@ -167,12 +172,12 @@ impl Cuda {
         self.rotate(o.qkv_grad, &o.rotary, true).map(|()| None)
     }
 
-    /// Whether the kernel for long sequences takes the keys' part, which makes sums of columns.
+    /// Whether the kernel for long sequences computes the keys' part; that kernel also makes sums of columns.
     fn by_pipeline(&self, o: &AttentionGrad) -> bool {
         o.pattern.dense() && o.qkv.shape[2] >= self.limits.long_sequence
     }
 
-    /// By warpgroups, the queries' part and then the keys'.
+    /// Computes the gradient by warpgroups: the queries' part, then the keys' part.
     fn attention_grad_by_warpgroups(
         &mut self,
         o: &AttentionGrad,

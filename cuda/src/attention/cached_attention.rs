@@ -1,4 +1,4 @@
-//! Attention of one new token over the cache, a step of `token`.
+//! Attention of one new token over the cache, as a step of `token`.
 
 use capful_core::device::OperationError;
 use capful_core::ops::CachedAttention;
@@ -7,11 +7,11 @@ use crate::arguments::{CachedAttentionArgs, HeadsArgs, PatternArgs};
 use crate::device::Cuda;
 use crate::room::attention::TokenRoom;
 
-/// The largest head that it takes: LARGEST_SIZE of cached_attention.cuh.
+/// The largest supported head: LARGEST_SIZE of cached_attention.cuh.
 pub(crate) const LARGEST_SIZE: u32 = 256;
 
 impl Cuda {
-    /// What the step takes. Its counters lie behind those of the launch.
+    /// The arguments of the step. Its counters follow those of the launch.
     pub(crate) fn cached_attention(&mut self, o: &CachedAttention) -> Result<CachedAttentionArgs, OperationError> {
         let (heads, room) = (&o.rotary.heads, TokenRoom::of(o));
         self.padded("cached_attention", heads.size)?;

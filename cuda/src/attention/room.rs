@@ -1,4 +1,4 @@
-//! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
+//! Scratch memory of this folder's operations, in every build; their launchers exist only in builds with `cuda`.
 
 use std::ops::RangeInclusive;
 
@@ -22,25 +22,26 @@ impl CudaScratch for CachedAttention {
     }
 }
 
-/// Lengths of sequences of two tiles, which stay on the chip.
+/// Lengths of sequences of two tiles, which fit in shared memory.
 pub const SHORT: RangeInclusive<u32> = 65..=128;
 
-/// The length from which a block of 128 keys has enough queries to go through: measured.
+/// The length from which on a block of 128 keys has enough queries to iterate over: measured.
 pub const LONG: u32 = 512;
 
-/// The scratch of attention's gradient: the means of rows, then sums of the columns of what it writes.
+/// The scratch of attention's gradient: the means of rows, then column sums of the gradient.
 pub struct AttentionGradRoom {
-    /// Bytes of the means, and of the number of works that are taken behind them.
+    /// Bytes of the means, and of the counter of work items that follows them.
     pub means: u64,
     /// Bytes of the sums.
     pub sums: u64,
 }
 
 impl AttentionGradRoom {
-    /// For this operation.
+    /// The scratch of this operation.
     pub fn of(o: &AttentionGrad) -> AttentionGradRoom {
         let [_, batch, seq_len, columns] = o.qkv_grad.shape;
-        // The kernels for short sequences make them, two pieces a sequence at the most, and those for long ones.
+        // The kernels for short and for long sequences make column sums, those for short sequences at most two pieces
+        // for each sequence.
         let pieces = match seq_len {
             _ if o.qkv_grad.dtype != Dtype::Bf16 => 0,
             _ if SHORT.contains(&seq_len) => 2,
@@ -51,15 +52,16 @@ impl AttentionGradRoom {
         AttentionGradRoom { means: (o.log_sum.bytes() + 4).next_multiple_of(256), sums }
     }
 
-    /// Bytes of all.
+    /// Bytes in all.
     pub fn bytes(&self) -> u64 {
         self.means + self.sums
     }
 }
 
-/// The scratch of a token's attention: counters, then what each piece of the positions gives for each head.
+/// The scratch of a token's attention: counters, then the partial sums of each piece of the positions for each head.
 pub struct TokenRoom {
-    /// Words that are 0 before: how many blocks wait, the best logits of tokens, and for each head how many pieces are done.
+    /// Words that must be 0 at the start: how many blocks wait, the best logits of tokens, and for each head how many
+    /// pieces are done.
     pub counters: u64,
     /// Bytes of the pieces' sums.
     pub partial: u64,
@@ -68,13 +70,13 @@ pub struct TokenRoom {
 impl TokenRoom {
     /// Positions of a piece: PIECE of cached_attention.cuh.
     const PIECE: u32 = 128;
-    /// The most tokens that one launch chooses.
+    /// The most tokens that one launch generates.
     pub const TOKENS: usize = 16;
-    /// The first byte of their words, of 8 bytes each, and of the heads' counters.
+    /// The first byte of the tokens' words, of 8 bytes each, and the first byte of the heads' counters.
     pub const BEST: u64 = 8;
     pub const DONE: u64 = TokenRoom::BEST + 8 * TokenRoom::TOKENS as u64;
 
-    /// For this operation.
+    /// The scratch of this operation.
     pub fn of(o: &CachedAttention) -> TokenRoom {
         let heads = &o.rotary.heads;
         let pieces = u64::from(o.cache.shape[2].div_ceil(TokenRoom::PIECE));
@@ -87,7 +89,7 @@ impl TokenRoom {
         (4 * self.counters).next_multiple_of(256)
     }
 
-    /// Bytes of all.
+    /// Bytes in all.
     pub fn bytes(&self) -> u64 {
         self.before() + self.partial
     }

@@ -16,11 +16,11 @@ impl OnCuda for Rotate {
 }
 
 impl Cuda {
-    /// Turns the queries and keys of all rows in place, or back where `inverse`.
+    /// Rotates the queries and keys of all rows in place, or rotates them back where `inverse`.
     pub(crate) fn rotate(&mut self, rows: Region, rotary: &Rotary, inverse: bool) -> Result<(), OperationError> {
         let (address, table, dims) = (self.address(rows)?, self.address(rotary.table)?, rotary.dims());
         let (h, heads) = (&rotary.heads, HeadsArgs::new(&rotary.heads));
-        // Heads begin at multiples of 16 bytes where these do.
+        // Heads begin at multiples of 16 bytes where all these distances are such multiples.
         let apart = [h.width(), heads.query_first, heads.query_stride, heads.key_first, heads.key_stride, dims / 2];
         let vector = width(rows.dtype, 16 / rows.dtype.size(), &[address, table]);
         let width = if apart.iter().all(|n| n.is_multiple_of(vector)) { vector } else { 1 };

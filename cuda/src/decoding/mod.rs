@@ -1,4 +1,4 @@
-//! Choosing the next token.
+//! Operations that choose the next token.
 
 mod most_likely;
 mod sample;

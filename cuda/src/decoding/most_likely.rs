@@ -1,4 +1,4 @@
-//! Choosing the most likely token.
+//! Chooses the most likely token.
 
 use capful_core::device::OperationError;
 use capful_core::ops::MostLikely;
@@ -16,7 +16,7 @@ impl OnCuda for MostLikely {
 }
 
 impl Cuda {
-    /// What the kernel takes.
+    /// The arguments of the kernel.
     pub(crate) fn most_likely(&mut self, o: &MostLikely) -> Result<MostLikelyArgs, OperationError> {
         self.exact("most_likely", [o.logits])?;
         Ok(MostLikelyArgs {

@@ -1,4 +1,4 @@
-//! Drawing a token.
+//! Samples a token.
 
 use capful_core::device::OperationError;
 use capful_core::ops::Sample;

@@ -1,4 +1,5 @@
-//! The operations of one token in one launch: `token.cu` says how. Found in a program as a pass over its list.
+//! Runs the operations of one token in a single launch, which `token.cu` describes. A pass over a program's operations
+//! finds such tokens.
 
 use capful_core::device::{Access, Device as _, Op, OperationError};
 use capful_core::memory::{Dtype, Region};
@@ -14,7 +15,7 @@ use crate::device::{Cuda, width};
 use crate::error::CudaError;
 use crate::room::attention::TokenRoom;
 
-/// As StepKind of token.cu.
+/// The values of StepKind in token.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Embed,
@@ -26,28 +27,29 @@ enum Kind {
     MostLikely,
 }
 
-// As in token.cu.
+// The same constants as in token.cu.
 const MOST_STEPS: usize = 192;
 const NORMED: u32 = 4096;
 const WIDEST: u32 = 7168;
 const THREADS: u32 = 512;
 const NOWHERE: u32 = 3;
-/// The slot that SwiGLU writes, where attention has its sums.
+/// The slot for SwiGLU's output; attention uses it for its sums.
 const WIDE_SLOT: usize = 2;
 
-/// What an operation reads or writes.
+/// A region that an operation reads or writes.
 struct Use {
     region: Region,
     written: bool,
-    /// Of a product: how many rows, of which each is read and written by the thread that finishes it, and whether they
-    /// begin at multiples of 16 bytes. Products alike in both have the same threads for the same rows.
+    /// For a matrix multiplication: its number of rows, each read and written by the thread that finishes it, and
+    /// whether rows begin at multiples of 16 bytes. Multiplications with equal values assign the same rows to the same
+    /// threads.
     rows: Option<(u32, bool)>,
-    /// Whether every block writes all of it.
+    /// Whether every block writes the whole region.
     by_all: bool,
 }
 
 impl Use {
-    /// What `op` uses but for what it finds in a slot.
+    /// The regions that `op` uses, without an input that is in a slot.
     fn of(op: &Op, slot: Option<usize>) -> Vec<Use> {
         let product = match op {
             Op::Linear(o) if !o.transposed => {
@@ -72,7 +74,7 @@ impl Use {
         uses
     }
 
-    /// Whether all blocks have to wait between this and a later use.
+    /// Whether all blocks have to synchronise between this use and a later one.
     fn waits(&self, later: &Use) -> bool {
         let own = self.region == later.region && self.rows.is_some() && self.rows == later.rows
             || self.by_all && !later.written;
@@ -80,7 +82,7 @@ impl Use {
     }
 }
 
-/// What two products add to, in either order: branches of a layer that are parallel.
+/// The output to which two matrix multiplications add, in either order: parallel branches of a layer.
 fn sum_of_both(a: &Op, b: &Op) -> Option<Region> {
     match (a, b) {
         (Op::Linear(a), Op::Linear(b)) if a.epilogue.adds() && b.epilogue.adds() && a.out == b.out => Some(a.out),
@@ -88,9 +90,10 @@ fn sum_of_both(a: &Op, b: &Op) -> Option<Region> {
     }
 }
 
-/// The operations in an order of fewer waits: each as early as what it uses allows, otherwise as they were.
+/// The operations in an order with fewer synchronisations: each operation as early as its operands permit, otherwise in
+/// the original order.
 pub(crate) fn ordered(ops: &[Op]) -> Vec<&Op> {
-    // Each with its level, how many waits come before it.
+    // Each operation with its level, the number of synchronisations before it.
     let mut done: Vec<(usize, Vec<Use>, &Op)> = Vec::with_capacity(ops.len());
     for op in ops {
         let uses = Use::of(op, None);
@@ -101,7 +104,7 @@ pub(crate) fn ordered(ops: &[Op]) -> Vec<&Op> {
                 (a.written || b.written) && a.region.overlaps(&b.region) && !added
             };
             let pairs = || before.iter().flat_map(|a| uses.iter().map(move |b| (a, b)));
-            // What a norm or SwiGLU writes is in every block's own slot.
+            // The output of a norm or SwiGLU is in a slot of every block.
             let local = matches!(earlier, Op::Norm(_) | Op::SwiGlu(_)) && matches!(op, Op::Linear(_));
             let waits = |(a, b): (&Use, &Use)| a.waits(b) && !(local && a.written && !b.written);
             match (pairs().any(meets), pairs().any(waits)) {
@@ -115,18 +118,19 @@ pub(crate) fn ordered(ops: &[Op]) -> Vec<&Op> {
     done.into_iter().map(|(.., op)| op).collect()
 }
 
-/// What is known of the steps so far.
+/// The steps so far, and their state.
 #[derive(Default)]
 struct Steps {
     made: Vec<StepArgs>,
-    /// What was used since all blocks last waited for each other.
+    /// Regions used since the last synchronisation of all blocks.
     used: Vec<Use>,
-    /// What the slots hold.
+    /// The regions whose values are in the slots.
     slots: [Option<Region>; 3],
 }
 
 impl Steps {
-    /// Adds a step, and a wait before it where it reads what others wrote or writes what others used.
+    /// Adds a step, with a synchronisation before it where it reads regions that other blocks wrote, or writes regions
+    /// that other blocks used.
     fn add(&mut self, op: &Op, kind: Kind, slot: Option<usize>, exact: bool, of: AnyStepArgs) {
         let mut uses = Use::of(op, slot);
         let wait = self.used.iter().any(|before| uses.iter().any(|now| before.waits(now)));
@@ -144,8 +148,8 @@ impl Steps {
         self.made.push(StepArgs { of, kind, wait, slot, exact, beside: 0, softcap: 0.0 });
     }
 
-    /// Tells products that have no wait from an attention of so many heads that its blocks are busy. The choice of a token
-    /// looks for logits where every block has some.
+    /// Tells multiplications that run at the same time as attention how many heads keep blocks busy. A group of steps
+    /// that chooses a token is excluded: every block must have logits there.
     fn keep_apart(&mut self, heads: u32) {
         let attends = |s: &StepArgs| s.kind == Kind::Attention as u32;
         let chooses = |s: &StepArgs| s.kind == Kind::MostLikely as u32;
@@ -160,7 +164,8 @@ impl Steps {
         }
     }
 
-    /// Adds the choice of the most likely token. Who wrote a logit reads it: nobody waits for that.
+    /// Adds the choice of the most likely token. If each logit is read by the thread that wrote it, no synchronisation
+    /// is needed.
     fn choose(&mut self, o: &MostLikely) {
         let written = self.used.iter().find(|u| u.written && u.region.overlaps(&o.logits));
         let rows = written.filter(|u| u.region == o.logits).and_then(|u| u.rows);
@@ -170,13 +175,13 @@ impl Steps {
         self.made.push(StepArgs { of, kind, wait: wait.into(), slot: NOWHERE, exact: 0, beside: 0, softcap: 0.0 });
     }
 
-    /// The slot that holds a region.
+    /// The slot that contains the value of a region.
     fn holding(&self, x: Region) -> Option<usize> {
         self.slots.iter().position(|held| *held == Some(x))
     }
 }
 
-/// What the numbers of an operation that can be a step are kept in.
+/// The dtype of an operation that can be a step; `None` for other operations.
 fn kept(op: &Op) -> Option<Dtype> {
     let same = |dtype: Dtype, others: &[Region]| others.iter().all(|r| r.dtype == dtype).then_some(dtype);
     let dtype = match op {
@@ -203,7 +208,7 @@ fn kept(op: &Op) -> Option<Dtype> {
     dtype.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::Bf16))
 }
 
-/// The cap of a product's results, where it is what comes behind.
+/// The cap that is applied to a multiplication's results, if the operation after it is such a cap.
 fn cap(product: &Op, behind: &Op) -> Option<f32> {
     match (product, behind) {
         (Op::Linear(o), Op::Softcap(cap)) if !o.transposed && o.epilogue == Epilogue::Store && o.out == cap.x => {
@@ -213,7 +218,7 @@ fn cap(product: &Op, behind: &Op) -> Option<f32> {
     }
 }
 
-/// Where the token's position is; all attention has it at one place.
+/// The region of the token's position; all attention operations must use the same one.
 fn cursor(ops: &[Op]) -> Option<Region> {
     let cursors = ops.iter().filter_map(|op| if let Op::CachedAttention(o) = op { Some(o.cursor) } else { None });
     let mut cursors = cursors.peekable();
@@ -221,40 +226,40 @@ fn cursor(ops: &[Op]) -> Option<Region> {
     cursors.all(|cursor| cursor == first).then_some(first)
 }
 
-/// What one launch does.
+/// The work of one launch.
 pub(crate) struct Launch<'a> {
-    /// A token's operations.
+    /// The operations of a token.
     ops: &'a [Op],
-    /// What chooses the token behind it, which follows them.
+    /// The operation after them that chooses the next token.
     choice: Option<&'a MostLikely>,
-    /// How often all of that comes, each time with the token chosen before.
+    /// How often all of this is repeated, each time with the token chosen before.
     tokens: usize,
 }
 
 impl<'a> Launch<'a> {
-    /// Of the first operations of `ops`; nothing where the first is launched by itself.
+    /// The launch of the first operations of `ops`; `None` if the first operation is launched by itself.
     pub(crate) fn of(ops: &'a [Op]) -> Option<Launch<'a>> {
         let dtype = ops.first().and_then(kept)?;
         let step = |&i: &usize| kept(&ops[i]) == Some(dtype) || i > 0 && cap(&ops[i - 1], &ops[i]).is_some();
         let count = (0..ops.len().min(MOST_STEPS - 1)).take_while(step).count();
         let (token, rest) = ops.split_at(count);
-        // Without attention it is no token, and there is no room for counters.
+        // Operations without attention are no token, and have no room for counters.
         let cursor = cursor(token)?;
         let alone = Launch { ops: token, choice: None, tokens: 1 };
         let Some(Op::MostLikely(choice)) = rest.first() else { return Some(alone) };
-        // Where its cursor is none of theirs, it is launched by itself.
+        // A choice with a different cursor is launched by itself.
         if choice.cursor != cursor {
             return Some(alone);
         }
         let own = |op: &Op| !matches!(op, Op::Embed(embed) if embed.ids != choice.id);
         let again = || ops.chunks_exact(count + 1).take_while(|other| other[..] == ops[..=count]).count();
-        // Each has a place of its own.
+        // Each chosen token needs a slot of its own.
         let most = TokenRoom::TOKENS.min(choice.chosen.columns() as usize).max(1);
         let tokens = if token.iter().all(own) { again().clamp(1, most) } else { 1 };
         Some(Launch { ops: token, choice: Some(choice), tokens })
     }
 
-    /// How many operations it does.
+    /// The number of operations in the launch.
     fn count(&self) -> usize {
         (self.ops.len() + usize::from(self.choice.is_some())) * self.tokens
     }
@@ -273,7 +278,7 @@ impl OnCuda for CachedAttention {
 }
 
 impl Cuda {
-    /// Queues a launch, and says how many operations it does.
+    /// Queues a launch; returns the number of its operations.
     pub(crate) fn token(&mut self, launch: &Launch<'_>) -> Result<usize, OperationError> {
         let (mut steps, mut counters, mut heads, mut dtype) = (Steps::default(), 1, 0, Dtype::F32);
         let Some(cursor) = cursor(launch.ops) else { return Ok(launch.count()) };
@@ -311,7 +316,7 @@ impl Cuda {
                         step.softcap = cap;
                     }
                 }
-                // The product did it.
+                // The multiplication before it applies the cap.
                 Op::Softcap(_) => {}
                 other => self.run(other)?,
             }

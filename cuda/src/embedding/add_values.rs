@@ -1,4 +1,4 @@
-//! Rows of a value table, added to the values of attention, and the gradients of both.
+//! Adds rows of a value table to the values of attention, and computes the gradients of both.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Region;
@@ -11,7 +11,7 @@ use crate::product::columns::Places;
 use crate::profile::{piece_bytes, pieces};
 
 impl Cuda {
-    /// What both kernels take, and the name of their type.
+    /// The arguments of both kernels, and the name of their type.
     fn values(
         &mut self,
         name: &'static str,
@@ -22,7 +22,7 @@ impl Cuda {
         let dtype = self.dtype(name, [table, gain, qkv].into_iter().chain(out))?;
         let [ids, from, gain, to] = [self.address(ids)?, self.address(table)?, self.address(gain)?, self.address(qkv)?];
         let (out, rows) = (self.address_or_null(out)?, qkv.rows());
-        // A head is whole vectors, so rows of tables and projections are.
+        // A head consists of whole vectors, so rows of tables and projections do too.
         let wide = (width(dtype, heads.size.into(), &[from, to, out]) > 1).into();
         let (vocabulary, piece, heads) = (table.rows(), pieces(rows).0, HeadsArgs::new(heads));
         let arguments =

@@ -1,4 +1,4 @@
-//! Looking up rows of a table, and adding gradients back to them.
+//! Looks up rows of a table, and adds gradients back to the rows.
 
 use capful_core::device::OperationError;
 use capful_core::ops::{Embed, EmbedGrad};
@@ -27,11 +27,12 @@ impl OnCuda for Embed {
     }
 }
 
-/// FEW of embed.cu: the most rows whose places are found by comparing each with all, which takes less time than launches.
+/// FEW of embed.cu: up to this number of rows, comparing each row with all others takes less time than the launches of
+/// a sort.
 const FEW: u32 = 8192;
 
 impl Cuda {
-    /// Queues sorting the rows by their ids; gives where they will lie.
+    /// Queues a sort of the rows by their ids; returns the address of the sorted list.
     pub(crate) fn sort(&mut self, ids: u64, rows: u32, vocabulary: u32) -> Result<u64, OperationError> {
         let room = SortRoom::of(rows);
         let (counts, lists) = (self.scratch_at(0, room.bytes())?, room.counts);
@@ -42,7 +43,7 @@ impl Cuda {
             let arguments = SortArgs { ids, from, to, counts, rows, vocabulary, shift, pieces };
             return self.launch("embed", "embed_place_few", [rows.div_ceil(32), 1, 1], 256, &arguments).map(|()| to);
         }
-        // Ids beyond the vocabulary count as its size, which is sorted too.
+        // Ids beyond the vocabulary count as the vocabulary's size, which is sorted too.
         while shift < u32::BITS && (shift == 0 || vocabulary >> shift > 0) {
             let to = list(shift / 8);
             let arguments = SortArgs { ids, from, to, counts, rows, vocabulary, shift, pieces };

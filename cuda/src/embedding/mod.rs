@@ -1,4 +1,4 @@
-//! Rows of a table, and gradients that go back to them.
+//! Lookup of rows in a table, and the gradients of these rows.
 
 mod add_values;
 mod embed;

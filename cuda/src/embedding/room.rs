@@ -1,4 +1,4 @@
-//! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
+//! Scratch memory of this folder's operations, in every build; their launchers exist only in builds with `cuda`.
 
 use capful_core::ops::{AddValues, AddValuesGrad, Embed, EmbedGrad};
 
@@ -28,23 +28,23 @@ pub struct SortRoom {
 }
 
 impl SortRoom {
-    /// For so many rows.
+    /// The scratch for this number of rows.
     pub fn of(rows: u32) -> SortRoom {
         SortRoom { counts: 4 * 256 * u64::from(SortRoom::pieces(rows)), list: 4 * u64::from(rows) }
     }
 
-    /// Pieces that the rows are counted in.
+    /// Number of pieces in which the rows are counted.
     pub fn pieces(rows: u32) -> u32 {
         rows.div_ceil(1024)
     }
 
-    /// Bytes of all.
+    /// Bytes in all.
     pub fn bytes(&self) -> u64 {
         self.counts + 2 * self.list
     }
 }
 
-/// The scratch of an embedding's gradient: for sorting, then the sums of pieces of rows.
+/// The scratch of an embedding's gradient: the scratch of sorting, then the sums of pieces of rows.
 pub struct EmbedGradRoom {
     /// Bytes for sorting.
     pub sort: u64,
@@ -53,19 +53,19 @@ pub struct EmbedGradRoom {
 }
 
 impl EmbedGradRoom {
-    /// For an operation.
+    /// The scratch of an operation.
     pub fn of(o: &EmbedGrad) -> EmbedGradRoom {
         let [rows, columns] = [o.out_grad.rows(), o.out_grad.columns()];
         let sums = 4 * u64::from(EmbedGradRoom::pieces(rows)) * u64::from(columns);
         EmbedGradRoom { sort: SortRoom::of(rows).bytes().next_multiple_of(16), partial: sums }
     }
 
-    /// Pieces of the sorted rows: PIECE of embed.cu.
+    /// Number of pieces of the sorted rows: PIECE of embed.cu.
     pub fn pieces(rows: u32) -> u32 {
         rows.div_ceil(32)
     }
 
-    /// Bytes of all.
+    /// Bytes in all.
     pub fn bytes(&self) -> u64 {
         self.sort + self.partial
     }

@@ -1,4 +1,5 @@
-//! The head whose softmax is folded into its products, where a chunk of rows suits the product of warpgroups.
+//! The output head with the softmax merged into its matrix multiplications, where the warpgroup kernel supports a chunk
+//! of rows.
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
@@ -9,10 +10,10 @@ use crate::device::{Cuda, blocks};
 use crate::product::product::{Case, Powers, Product};
 use crate::product::warpgroup_product::COLUMNS;
 
-/// Rows of a block of 256 threads, a warp each.
+/// Rows of a block of 256 threads, one for each warp.
 const WARPS: u32 = 8;
 
-/// A chunk of a head's rows.
+/// A chunk of the head's rows.
 struct Chunk {
     x: Region,
     powers: Region,
@@ -22,7 +23,8 @@ struct Chunk {
 }
 
 impl Cuda {
-    /// Losses and gradients of as many rows as there are in chunks that can be done so; how many.
+    /// Computes losses and gradients, chunk by chunk, as far as this method supports the chunks; returns the number of
+    /// rows done.
     pub(crate) fn folded_head(&mut self, o: &HeadLoss) -> Result<u32, OperationError> {
         let Some(HeadGrad { x_grad, weight_grad: Some(weight_grad), accumulate }) = o.gradient else { return Ok(0) };
         let (all, most) = (o.x.rows(), o.logits.rows());
@@ -38,7 +40,7 @@ impl Cuda {
             self.by_rows("head_at_targets", &chunk)?;
             self.product_by_warpgroups(&product)?;
             self.by_rows("head_losses", &chunk)?;
-            // Until the gradient of x is made, its room has what the weight's is made of.
+            // Until the gradient of x is computed, its memory holds an operand of the weight's gradient.
             let accumulate = accumulate || done > 0;
             let weighed = Product::new("head_loss", Case::Tn, chunk.powers, chunk.x_grad, weight_grad);
             self.product(Product { accumulate, ..weighed })?;

@@ -1,4 +1,4 @@
-//! The head without logits: losses and gradients from tiles that stay on the chip.
+//! The output head without logits in memory: losses and gradients are computed from tiles that stay on the chip.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
@@ -9,16 +9,18 @@ use crate::device::{Cuda, blocks, reduced};
 
 /// Rows and columns of a tile of scores, and the largest width.
 const TILE: u32 = 128;
-/// Threads of a block, and its shared memory: five tiles of rows in bf16, and two words for each row of four of them.
+/// Threads of a block, and its shared memory: five tiles of rows in bf16, and two words for each row of four of these
+/// tiles.
 const THREADS: u32 = 384;
 const ROOM: u32 = 5 * TILE * TILE * 2 + 4 * TILE * 8;
 
-/// The largest cap, of which exp(-2 C) is a normal number.
+/// The largest cap C for which exp(-2 C) is a normal number.
 const MOST_CAP: f32 = 40.0;
 
 impl Cuda {
-    /// Whether the head runs fused: in bf16, by warpgroups, where the blocks keep at least half of the GPU busy. Its two
-    /// kernels take four products where three with logits in memory take twice as long.
+    /// Whether the head runs fused: in bf16, with the warpgroup kernels, where the blocks keep at least half of the GPU
+    /// busy. Its two kernels compute four matrix multiplications in half the time of three multiplications with logits
+    /// in memory.
     pub(crate) fn fuses_head(&self, o: &HeadLoss) -> bool {
         let mut activations = [Some(o.x), Some(o.weight), o.gradient.map(|g| g.x_grad)].into_iter().flatten();
         let [rows, ids, d] = [o.x.rows(), o.ids, o.x.columns()];
@@ -38,7 +40,7 @@ impl Cuda {
         possible && taken * tile <= 2 * kernels * u64::from(rows) * u64::from(ids)
     }
 
-    /// Losses of all rows, and the gradients.
+    /// Computes the losses of all rows, and the gradients.
     pub(crate) fn fused_head(&mut self, o: &HeadLoss) -> Result<(), OperationError> {
         let (rows, gradient) = (o.x.rows(), o.gradient);
         let arguments = FusedHeadArgs {

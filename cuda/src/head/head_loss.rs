@@ -1,5 +1,5 @@
-//! The output head, the cross-entropy and their gradients: fused, or a chunk of rows at a time, folded into the products or
-//! between them.
+//! The output head, the cross-entropy and their gradients: fused, or a chunk of rows at a time, where the softmax is
+//! merged into the matrix multiplications or runs between them.
 
 use capful_core::device::OperationError;
 use capful_core::ops::HeadLoss;
@@ -9,8 +9,8 @@ use crate::arguments::{HeadLossArgs, LossSumArgs};
 use crate::device::{Cuda, width};
 use crate::product::product::{Case, Product};
 
-/// Bytes of a row of logits beyond which a multiprocessor works on one at a time: of two, what is not in registers
-/// would no longer fit the L2 of a large GPU.
+/// Rows of logits with more bytes than this are processed one at a time on each multiprocessor: with two at a time, the
+/// part outside of registers would exceed the L2 cache of a large GPU.
 const LONG: u64 = 128 << 10;
 
 impl OnCuda for HeadLoss {
@@ -35,7 +35,7 @@ impl OnCuda for HeadLoss {
 }
 
 impl Cuda {
-    /// With the logits of a chunk of rows in memory, from row `from` on.
+    /// Computes the head from row `from` on, with the logits of a chunk of rows in memory.
     fn head_in_chunks(&mut self, o: &HeadLoss, from: u32) -> Result<(), OperationError> {
         let (rows, chunk) = (o.x.rows(), o.logits.rows());
         let flat = |r: capful_core::memory::Region| r.reshaped([1, 1, r.elements() as u32, 1]);

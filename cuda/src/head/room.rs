@@ -1,4 +1,4 @@
-//! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
+//! Scratch memory of this folder's operations, in every build; their launchers exist only in builds with `cuda`.
 
 use capful_core::ops::{HeadLoss, Softcap};
 

@@ -1,15 +1,15 @@
-//! Dropout of what a norm writes, made with it: a pass over a program. It takes no traffic there, and by itself as much as the
-//! norm.
+//! Dropout of a norm's outputs, computed together with the norm and found by a pass over a program. Combined it needs
+//! no additional memory traffic; as a separate kernel it needs as much as the norm.
 
 use capful_core::device::Op;
 use capful_core::ops::Dropout;
 
-/// What is dropped of both outputs of operation `at`, a norm, by the operations right behind it.
+/// The dropouts of both outputs of operation `at`, a norm, among the operations directly after it.
 pub(crate) fn dropped_by(ops: &[Op], at: usize) -> [Option<Dropout>; 2] {
     let mut drops = [None; 2];
     let Op::Norm(norm) = &ops[at] else { return drops };
     if norm.copy.is_some() {
-        // The copy is of what was not dropped.
+        // The copy has the values without dropout.
         return drops;
     }
     let outs = [Some(norm.first.out), norm.second.map(|second| second.out)];
@@ -18,14 +18,14 @@ pub(crate) fn dropped_by(ops: &[Op], at: usize) -> [Option<Dropout>; 2] {
         let which = outs.iter().position(|out| *out == Some(dropout.x));
         match which.map(|which| &mut drops[which]) {
             Some(none @ None) => *none = Some(*dropout),
-            // Another tensor, or the same one again.
+            // A dropout of another tensor, or of the same one again.
             _ => break,
         }
     }
     drops
 }
 
-/// Whether operation `at`, a dropout, is made with the norm before it.
+/// Whether operation `at`, a dropout, is computed together with the norm before it.
 pub(crate) fn dropped_before(ops: &[Op], at: usize) -> bool {
     let norm = ops[..at].iter().rposition(|op| !matches!(op, Op::Dropout(_)));
     let made = |norm| dropped_by(ops, norm).iter().flatten().count();

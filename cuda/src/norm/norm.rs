@@ -9,9 +9,9 @@ use crate::arguments::{DropArgs, NormArgs};
 use crate::device::{Cuda, blocks, width};
 use crate::error::CudaError;
 
-/// What the kernels of norms ask of biases.
+/// The requirement of the norm kernels for biases.
 pub(crate) const BIASES: &str = "LayerNorm has biases and RMSNorm none";
-/// And of copies.
+/// The requirement of the norm kernels for copies.
 pub(crate) const COPIES: &str = "only an RMSNorm of one output has a copy in 8 bits";
 
 impl OnCuda for Norm {
@@ -22,7 +22,7 @@ impl OnCuda for Norm {
 }
 
 impl Cuda {
-    /// A norm, with what is dropped of its outputs. Of a norm that copies nothing is.
+    /// Computes a norm, with dropout of its outputs. A norm with a copy supports no dropout.
     pub(crate) fn norm(&mut self, o: Norm, drops: [Option<Dropout>; 2]) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
         let (kind, copies) = match o.kind {

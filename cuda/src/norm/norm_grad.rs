@@ -12,23 +12,23 @@ use crate::error::CudaError;
 use crate::product::product::Summed;
 use crate::room::norm::{norm_bytes, norm_pieces, norm_sums};
 
-/// What they ask of gains.
+/// The requirement of these kernels for gains.
 const GAINS: &str = "the gains of both outputs learn, or those of none";
 
-/// Of layer_norm_grad.cu: columns of a warp's vectors, the most of them, warps of a block, rows that come to each, and
-/// bytes of the rows' moments.
+/// Constants of layer_norm_grad.cu: columns of a warp's vectors, the most vectors, warps of a block, rows of each warp,
+/// and bytes of the rows' moments.
 const VECTORS: u32 = 256;
 const MOST_VECTORS: u32 = 4;
 const WARPS: u32 = 8;
 const STAGES: u32 = 3;
 const MOMENTS: u32 = 8 * 16 * WARPS;
 
-/// Its shared memory: the gains, and of each row the operands; sums take less.
+/// Shared memory of that kernel: the gains, and the operands of each row; the sums need less.
 fn room(outputs: u32, columns: u32) -> u32 {
     2 * columns * (outputs + WARPS * STAGES * (2 + outputs))
 }
 
-/// Sums that a block has room for: NORM_SUMS of norm_grad.cu, which every GPU has shared memory for.
+/// Sums that fit in a block's shared memory on every GPU: NORM_SUMS of norm_grad.cu.
 const ROOM: u32 = 12_288;
 /// The most warps of a block.
 const MOST_WARPS: u32 = 8;
@@ -41,17 +41,17 @@ impl OnCuda for NormGrad {
 }
 
 impl Cuda {
-    /// Whether LayerNorm's gradient reads all once.
+    /// Whether LayerNorm's gradient is computed in a single pass over its inputs.
     fn in_one_pass(&self, dtype: Dtype, a: &NormGradArgs) -> bool {
         let wide = a.wide > 0 && a.columns <= VECTORS * MOST_VECTORS;
         let room = u64::from(room(a.outputs, a.columns) + MOMENTS) <= self.hardware.shared;
         self.hardware.tensor_cores && dtype == Dtype::Bf16 && wide && room
     }
 
-    /// The same, with the sums of the columns of x's gradient where they are wanted.
+    /// Computes the gradient of a norm and, where requested, the column sums of x's gradient.
     pub(crate) fn norm_grad(&mut self, o: NormGrad, summed: Option<Summed>) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
-        // Gains learn in all outputs or in none.
+        // Either the gains of all outputs learn, or none.
         let learns = o.first.gain_grad.is_some();
         if affines().any(|a| a.gain_grad.is_some() != learns) {
             return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: GAINS }));
@@ -139,7 +139,8 @@ impl Cuda {
             }
             NormKind::Rms => {}
         }
-        // As many warps as shared memory has sums for; if for none, one that keeps them where they are wanted.
+        // As many warps as shared memory has room for sums of; if not even for one, a single warp that stores its sums
+        // in global memory.
         let warps = if learns { (ROOM / (outputs * columns)).min(MOST_WARPS) } else { MOST_WARPS };
         arguments.shared = (warps > 0).into();
         let (threads, shared) = (32 * warps.max(1), 4 * warps * arguments.sums * columns);

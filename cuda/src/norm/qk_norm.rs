@@ -32,8 +32,8 @@ impl OnCuda for QkNorm {
     }
 }
 
-/// Threads of a head, each of which takes 16 bytes at a time: 8, 16 or 32; 0 where heads do not begin at multiples of
-/// 16 bytes, so that a warp takes a value a thread.
+/// Threads of a head, each of which processes 16 bytes at a time: 8, 16 or 32; 0 where heads do not begin at multiples
+/// of 16 bytes, so that a warp processes one value for each thread.
 pub(crate) fn lanes(dtype: Dtype, size: u32, addresses: &[u64]) -> u32 {
     match width(dtype, size.into(), addresses) {
         1 => 0,

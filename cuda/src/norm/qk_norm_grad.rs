@@ -10,7 +10,7 @@ use crate::device::{Cuda, reduced};
 use crate::error::CudaError;
 use crate::profile::{piece_bytes, pieces};
 
-/// The most elements of a head: MOST of qk_norm_grad.cu. Attention takes no more either.
+/// The most elements of a head: MOST of qk_norm_grad.cu. Attention has the same limit.
 const MOST: u32 = 256;
 
 impl OnCuda for QkNormGrad {

@@ -1,4 +1,4 @@
-//! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
+//! Scratch memory of this folder's operations, in every build; their launchers exist only in builds with `cuda`.
 
 use capful_core::ops::{Norm, NormGrad, NormKind, QkNorm, QkNormGrad};
 
@@ -19,8 +19,8 @@ impl CudaScratch for QkNormGrad {
     }
 }
 
-/// Rows of a piece of a norm's gradient and the number of pieces. Its blocks go through whole rows: as many as fill the
-/// largest GPUs.
+/// Rows of a piece of a norm's gradient, and the number of pieces. A block processes whole rows; there are as many
+/// blocks as fill the largest GPUs.
 pub fn norm_pieces(kind: NormKind, rows: u32) -> (u32, u32) {
     let most = match kind {
         NormKind::Layer => 256,
@@ -30,8 +30,8 @@ pub fn norm_pieces(kind: NormKind, rows: u32) -> (u32, u32) {
     (piece, rows.div_ceil(piece))
 }
 
-/// Bytes of scratch for the pieces of a norm's gradient, of so many rows, outputs and columns: of its sums, and of those of
-/// x's gradient that are made with them.
+/// Bytes of scratch for the pieces of a norm's gradient with these rows, outputs and columns: for its own sums, and for
+/// the column sums of x's gradient that are made at the same time.
 pub fn norm_bytes(kind: NormKind, [rows, outputs, columns]: [u32; 3]) -> u64 {
     let of_x = match kind {
         NormKind::Layer => 1,
@@ -41,7 +41,7 @@ pub fn norm_bytes(kind: NormKind, [rows, outputs, columns]: [u32; 3]) -> u64 {
     4 * u64::from(norm_pieces(kind, rows).1) * u64::from(sums) * u64::from(columns)
 }
 
-/// Sums over rows that the gradient of one output of a norm takes: the gain's, and the bias's where there is one.
+/// Number of sums over rows in the gradient of one output of a norm: the gain's, and the bias's if there is one.
 pub const fn norm_sums(kind: NormKind) -> u32 {
     match kind {
         NormKind::Layer => 2,

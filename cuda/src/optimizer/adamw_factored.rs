@@ -1,4 +1,4 @@
-//! AdamW with a factored second moment: the sums of rows and columns, what they come to, the update.
+//! AdamW with a factored second moment: the sums of rows and columns, their totals, the update.
 
 use capful_core::device::OperationError;
 use capful_core::ops::AdamWFactored;
@@ -9,7 +9,7 @@ use crate::device::{Cuda, blocks};
 use crate::room::optimizer::SidesRoom;
 
 const NAME: &str = "adamw_factored";
-/// Of adamw_factored.cu: columns of a block that adds up what the bands have.
+/// Constant of adamw_factored.cu: columns of a block that adds the sums of the bands.
 const COLUMNS: u32 = 32;
 
 impl OnCuda for AdamWFactored {

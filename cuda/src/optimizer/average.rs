@@ -1,4 +1,4 @@
-//! The average of parameters and its exchange with them.
+//! Averages parameters, and exchanges the average with the parameters.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Region;

@@ -1,4 +1,4 @@
-//! The momentum of matrices in blocks of 8 bits.
+//! Updates the momentum of matrices, stored in blocks of 8 bits.
 
 use capful_core::device::OperationError;
 use capful_core::ops::BlendMomentum;
@@ -18,7 +18,7 @@ impl OnCuda for BlendMomentum {
             count: self.gradient.elements(),
             group: self.group.index() as u32,
         };
-        // Of whole blocks, and regions begin at multiples of 256 bytes: 16 bytes a thread.
+        // The tensor has whole blocks, and regions begin at multiples of 256 bytes: 16 bytes for each thread.
         let threads = self.gradient.bytes() / 16;
         let kernel = format!("blend_momentum_{}", self.gradient.dtype.name());
         cuda.launch("blend_momentum", &kernel, [blocks(threads, 256), 1, 1], 256, &arguments)

@@ -14,7 +14,7 @@ use crate::profile::WORKSPACE;
 use crate::room::optimizer::FactoredRoom;
 
 const NAME: &str = "factored";
-/// THREADS of factored.cu, and the most blocks of them: about as many as a large GPU has multiprocessors.
+/// THREADS of factored.cu, and the most blocks: about the number of multiprocessors of a large GPU.
 const THREADS: u32 = 512;
 const BLOCKS: u32 = 128;
 
@@ -27,7 +27,8 @@ impl OnCuda for FactoredUpdate {
         )?;
         let (rows, columns, vocabulary) = (self.x.rows(), self.x.columns(), self.weight.rows());
         let tile = self.tile.rows().min(vocabulary);
-        // Where f32 may be rounded, bf16 is: its products are twice as fast as TF32's, which want both operands turned.
+        // Where f32 may be rounded, bf16 is used: its matrix multiplication is twice as fast as TF32's, which needs
+        // both operands transposed.
         let half = cuda.library.tf32;
         let dtype = if half { Dtype::Bf16 } else { Dtype::F32 };
         let room = FactoredRoom::of(&self, half);
@@ -67,7 +68,7 @@ impl OnCuda for FactoredUpdate {
         };
         cuda.launch(NAME, "factored_mean", [1, 1, 1], 1024, &arguments)?;
         if half {
-            // The inputs are columns of themselves.
+            // Copies all columns of the inputs.
             let (out_grad, slab) = (cuda.address(self.x)?, start + room.slab);
             cuda.copy_slab(FactoredArgs { out_grad, slab, vocabulary: columns, count: columns, ..arguments }, dtype)?;
         }
@@ -81,7 +82,8 @@ impl OnCuda for FactoredUpdate {
                 slab.reshaped([1, 1, rows, count])
             };
             cuda.product(Product::new(NAME, Case::Tn, logits, x, self.tile.slice_rows(0, count)))?;
-            // These divide by the columns' moments of the step before.
+            // The rows' kernel divides by the columns' moments of the previous step, so it runs before the columns'
+            // kernel.
             cuda.launch(NAME, "factored_rows", [count.div_ceil(arguments.piece), 1, 1], THREADS, &arguments)?;
             cuda.launch(NAME, "factored_columns", [blocks(columns.into(), 32), 1, 1], 1024, &arguments)?;
         }
@@ -90,10 +92,10 @@ impl OnCuda for FactoredUpdate {
 }
 
 impl Cuda {
-    /// Copies columns of a matrix to `slab`, as numbers of `dtype`.
+    /// Copies columns of a matrix to `slab`, converted to `dtype`.
     fn copy_slab(&mut self, arguments: FactoredArgs, dtype: Dtype) -> Result<(), OperationError> {
         let FactoredArgs { out_grad, slab, rows, vocabulary, first, count, .. } = arguments;
-        // 16 bytes of bf16 are 32 of f32.
+        // 16 bytes of bf16 correspond to 32 bytes of f32.
         let wide = width(dtype, u64::from(first | count | vocabulary), &[out_grad, slab]);
         let arguments = FactoredArgs { wide: (wide > 1).into(), ..arguments };
         self.launch(NAME, &format!("factored_slab_{}", dtype.name()), [rows, 1, 1], 256, &arguments)

@@ -1,4 +1,4 @@
-//! The momentum of matrices.
+//! Updates the momentum of matrices.
 
 use capful_core::device::OperationError;
 use capful_core::ops::{Cut, MatrixMomentum};
@@ -7,7 +7,7 @@ use crate::OnCuda;
 use crate::arguments::{CutArgs, MatrixMomentumArgs};
 use crate::device::Cuda;
 
-/// Of cut.cuh: rows and columns of a block's tile.
+/// Constant of cut.cuh: rows and columns of a block's tile.
 const TILE: u32 = 64;
 
 impl CutArgs {
@@ -17,7 +17,7 @@ impl CutArgs {
     }
 }
 
-/// Blocks that take all tiles of all matrices of a cut.
+/// The grid of blocks for all tiles of all matrices of a cut.
 pub(super) const fn tiles(cut: &Cut) -> [u32; 3] {
     [cut.rows.div_ceil(TILE) * cut.columns.div_ceil(TILE), cut.count(), 1]
 }

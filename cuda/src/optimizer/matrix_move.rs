@@ -1,4 +1,4 @@
-//! Matrices moved by what was made of their momentum.
+//! Updates matrices by their transformed momentum.
 
 use capful_core::device::OperationError;
 use capful_core::ops::MatrixMove;

@@ -1,4 +1,4 @@
-//! What every rule of update takes on a GPU besides its own state.
+//! The common arguments of all update rules on a GPU.
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
@@ -12,14 +12,14 @@ pub(super) fn is_upper(remainder: Option<Region>) -> u32 {
     remainder.is_some_and(|r| r.dtype == Dtype::Remainder8).into()
 }
 
-/// A launch of an update: which kernel of the rule's, and by how many blocks of 256 threads.
+/// A launch of an update: the rule's kernel, and its number of blocks of 256 threads.
 pub(super) struct Launch {
     pub(super) kernel: String,
     pub(super) grid: [u32; 3],
 }
 
 impl Cuda {
-    /// The arguments of an update of the rule `name`, which keeps `states`, and its launch.
+    /// The arguments of an update by the rule `name` with `states`, and its launch.
     pub(super) fn moved(
         &mut self,
         name: &str,

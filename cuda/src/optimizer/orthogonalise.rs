@@ -9,14 +9,14 @@ use crate::arguments::OrthogonaliseArgs;
 use crate::device::Cuda;
 use crate::room::optimizer::NORM_PIECES;
 
-/// Of orthogonalise.cu and of orthogonalise_tensor.cu: the side of a tile.
+/// Constants of orthogonalise.cu and of orthogonalise_tensor.cu: the side of a tile.
 const SIDE: u32 = 64;
 const TENSOR_SIDE: u32 = 128;
-/// Threads of a block of the latter.
+/// Threads of a block of orthogonalise_tensor.cu.
 const TENSOR_THREADS: u32 = 128;
-/// Shared memory of a block of the latter.
+/// Shared memory of a block of orthogonalise_tensor.cu.
 const SHARED: u32 = 4 * 2 * 2 * 128 * 40;
-/// The latter's sides are multiples of this.
+/// The sides of matrices in orthogonalise_tensor.cu are multiples of this.
 const GRAIN: u32 = 8;
 
 impl OnCuda for Orthogonalise {

@@ -1,4 +1,4 @@
-//! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
+//! Scratch memory of this folder's operations, in every build; their launchers exist only in builds with `cuda`.
 
 use capful_core::ops::{
     AdamW, AdamWFactored, Average, BlendMomentum, EmbedUpdate, Exchange, FactoredUpdate, Lion, MatrixMomentum,
@@ -23,7 +23,7 @@ without_scratch!(
     SumNorms
 );
 
-/// Of orthogonalise.cuh: pieces of a matrix whose squares are summed apart.
+/// Constant of orthogonalise.cuh: pieces of a matrix whose squares are summed separately.
 pub const NORM_PIECES: u32 = 64;
 
 impl CudaScratch for Orthogonalise {
@@ -59,46 +59,47 @@ impl CudaScratch for AdamWFactored {
 /// The scratch of AdamW with a factored moment: sums of squares, then one number.
 #[derive(Clone, Copy)]
 pub struct SidesRoom {
-    /// Rows of a band, of which there are the columns' sums.
+    /// Rows of a band; the columns' sums exist for each band.
     pub band: u32,
-    /// How many pieces a row has, whose sums follow those of all bands.
+    /// Number of pieces of a row; their sums follow those of all bands.
     pub pieces: u32,
     shape: [u32; 2],
 }
 
 impl SidesRoom {
-    /// Columns of a piece, of adamw_factored.cu.
+    /// Columns of a piece, in adamw_factored.cu.
     const PIECE: u32 = 512;
-    /// The most bands, and the fewest rows of one: enough blocks to fill a large GPU, little beside a matrix.
+    /// The most bands, and the fewest rows of a band: enough blocks to fill a large GPU, and little memory compared
+    /// with a matrix.
     const BANDS: u32 = 256;
     const ROWS: u32 = 16;
 
-    /// For a matrix of these rows and columns.
+    /// The scratch for a matrix with these rows and columns.
     pub fn of(shape: [u32; 2]) -> SidesRoom {
         let [rows, columns] = shape;
         let band = rows.div_ceil(Self::BANDS).max(Self::ROWS);
         SidesRoom { band, pieces: columns.div_ceil(Self::PIECE), shape }
     }
 
-    /// How many bands there are.
+    /// Number of bands.
     pub const fn bands(&self) -> u32 {
         self.shape[0].div_ceil(self.band)
     }
 
-    /// Where the rows' sums begin, and the number behind them, in bytes.
+    /// Offsets in bytes of the rows' sums, and of the single number after them.
     pub const fn behind(&self) -> [u64; 2] {
         let [rows, columns] = self.shape;
         let of_rows = 4 * self.bands() as u64 * columns as u64;
         [of_rows, of_rows + 4 * self.pieces as u64 * rows as u64]
     }
 
-    /// Bytes of all.
+    /// Bytes in all.
     pub const fn bytes(&self) -> u64 {
         self.behind()[1] + 4
     }
 }
 
-/// The scratch of a factored update, in this order behind that of its products; then one number.
+/// The scratch of a factored update, in this order after the scratch of its matrix multiplications; then one number.
 pub struct FactoredRoom {
     /// Bytes of the tile's columns of the logits' gradient.
     pub slab: u64,
@@ -111,7 +112,7 @@ pub struct FactoredRoom {
 }
 
 impl FactoredRoom {
-    /// For this update; `half` is whether its product may read bf16.
+    /// The scratch of this update; `half` is whether its matrix multiplication may read bf16.
     pub fn of(o: &FactoredUpdate, half: bool) -> FactoredRoom {
         let (rows, vocabulary) = (o.x.rows(), o.weight.rows());
         let tile = o.tile.rows().min(vocabulary);
@@ -125,7 +126,7 @@ impl FactoredRoom {
         }
     }
 
-    /// Bytes of all.
+    /// Bytes in all.
     pub fn bytes(&self) -> u64 {
         WORKSPACE + self.slab + self.x + self.bias_grad + self.partial + 4
     }

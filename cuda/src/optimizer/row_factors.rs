@@ -1,4 +1,4 @@
-//! Factors of the rows of matrices: the sums of their squares, then a block a matrix.
+//! Factors for the rows of matrices: the sums of squares of the rows, then one block for each matrix.
 
 use capful_core::device::OperationError;
 use capful_core::ops::RowFactors;
@@ -7,7 +7,7 @@ use crate::OnCuda;
 use crate::arguments::{CutArgs, RowFactorsArgs};
 use crate::device::Cuda;
 
-/// Of row_factors.cu: rows and columns of x that a block sums.
+/// Constants of row_factors.cu: rows and columns of x that a block sums.
 const ROWS: u32 = 8;
 const COLUMNS: u32 = 64;
 

@@ -1,4 +1,4 @@
-//! The squared norm of all gradients, or of those that ranks share.
+//! The squared norm of all gradients, or of the gradients that ranks share.
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Region, Sections};
@@ -56,7 +56,7 @@ impl OnCuda for SumNorms {
 }
 
 impl Cuda {
-    /// The squared norm of each piece.
+    /// Computes the squared norm of each piece.
     fn sum_pieces(&mut self, gradient: Region, partial: u64) -> Result<(), OperationError> {
         let (pieces, count) = (pieces(gradient), gradient.elements());
         let kernel = format!("squared_norm_piece_{}", gradient.dtype.name());

@@ -1,4 +1,4 @@
-//! The embedding mixed into the residual stream, and its gradient.
+//! Mixes the embedding into the residual stream, and computes the gradient.
 
 use capful_core::device::OperationError;
 use capful_core::ops::{Blend, BlendGrad};

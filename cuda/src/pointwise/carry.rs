@@ -1,5 +1,5 @@
-//! Copying regions, and a step's inputs and results. Copies that follow each other are made by one kernel: of regions while
-//! a graph is recorded, of inputs before the step that reads them.
+//! Copies regions, and a step's inputs and results. One kernel makes several consecutive copies: copies of regions
+//! while a graph is recorded, copies of inputs before the step that reads them.
 
 use capful_core::device::OperationError;
 use capful_core::ops::Carry;
@@ -14,9 +14,9 @@ const REGIONS: usize = 16;
 
 /// Copies that are not queued yet, and the kernel that makes them.
 pub(crate) struct Carries {
-    /// From, to and how many bytes.
+    /// Source address, target address and number of bytes.
     waiting: heapless::Vec<[u64; 3], REGIONS>,
-    /// Found once, because a step allocates nothing.
+    /// Looked up once, because a step allocates nothing.
     kernel: Option<sys::CUfunction>,
 }
 
@@ -25,7 +25,7 @@ impl Carries {
         Carries { waiting: heapless::Vec::new(), kernel: None }
     }
 
-    /// Forgets those that wait.
+    /// Drops the waiting copies.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
     }
@@ -41,11 +41,11 @@ impl OnCuda for Carry {
 }
 
 impl Cuda {
-    /// Copies from an address to another so many bytes, before anything else is queued. Pinned memory of the host has
+    /// Copies `bytes` from one address to another, before anything that is queued later. Pinned memory of the host has
     /// addresses on the GPU too.
     pub(crate) fn carry(&mut self, [from, to, bytes]: [u64; 3]) -> Result<(), OperationError> {
         let meets = |a: u64, b: u64, bytes_of_b: u64| a < b + bytes_of_b && b < a + bytes;
-        // In one kernel nobody reads or writes what another writes.
+        // In one kernel no copy may read or write bytes that another copy writes.
         let waits = |&[f, t, n]: &[u64; 3]| meets(from, t, n) || meets(to, f, n) || meets(to, t, n);
         if self.deferred.copies.waiting.is_full() || self.deferred.copies.waiting.iter().any(waits) {
             self.carry_all()?;
@@ -53,7 +53,7 @@ impl Cuda {
         self.deferred.copies.waiting.push([from, to, bytes]).map_err(|_| OperationError::Device)
     }
 
-    /// Queues the copies that wait: before anything else is queued.
+    /// Queues the waiting copies; called before anything else is queued.
     pub(crate) fn carry_all(&mut self) -> Result<(), OperationError> {
         if self.deferred.copies.waiting.is_empty() {
             return Ok(());

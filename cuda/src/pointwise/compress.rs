@@ -1,4 +1,4 @@
-//! Activations in blocks of 8 bits, and back.
+//! Converts activations to blocks of 8 bits and back.
 
 use capful_core::compressed::BLOCK;
 use capful_core::device::OperationError;
@@ -9,8 +9,8 @@ use crate::OnCuda;
 use crate::arguments::{CompressArgs, ExpandArgs};
 use crate::device::{Cuda, blocks};
 
-/// Blocks of threads for numbers of this type, 16 bytes a thread and whole blocks of codes: regions begin at multiples of 256
-/// bytes.
+/// The grid for numbers of this type, with 16 bytes for each thread and whole blocks of codes: regions begin at
+/// multiples of 256 bytes.
 fn grid(numbers: &Region, dtype: Dtype) -> [u32; 3] {
     let whole = numbers.elements().next_multiple_of(BLOCK as u64);
     [blocks(whole * dtype.size() / 16, 256), 1, 1]

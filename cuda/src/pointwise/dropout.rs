@@ -1,4 +1,4 @@
-//! Numbers that a training step leaves out by chance.
+//! Dropout: sets random numbers of a training step to zero.
 
 use capful_core::device::OperationError;
 use capful_core::ops::Dropout;
@@ -21,7 +21,7 @@ impl OnCuda for Dropout {
 }
 
 impl Cuda {
-    /// What decides which numbers are dropped.
+    /// The arguments that determine which numbers are dropped.
     pub(crate) fn drop_by(&mut self, o: &Dropout) -> Result<DropArgs, OperationError> {
         let Dropout { key, place, chance, .. } = *o;
         let first_kept = chance.first_kept().into();

@@ -1,4 +1,4 @@
-//! The exact GELU by itself.
+//! The exact GELU as a separate operation.
 
 use capful_core::device::OperationError;
 use capful_core::ops::Gelu;

@@ -1,4 +1,4 @@
-//! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
+//! Scratch memory of this folder's operations, in every build; their launchers exist only in builds with `cuda`.
 
 use capful_core::ops::{Blend, BlendGrad, Carry, Compress, Dropout, Expand, Gelu, SwiGlu, SwiGluGrad};
 
@@ -13,7 +13,8 @@ impl CudaScratch for BlendGrad {
     }
 }
 
-/// Elements of a piece of [`BlendGrad`]: whole vectors of a block, and no more blocks than fill the largest GPUs.
+/// Elements of a piece of [`BlendGrad`]: whole vectors of a block, and no more pieces than blocks that fill the largest
+/// GPUs.
 pub fn blend_piece(count: u64) -> u64 {
     count.div_ceil(1056).max(1).next_multiple_of(2048)
 }

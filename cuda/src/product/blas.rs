@@ -1,5 +1,5 @@
-//! cublasLt, loaded when the device is opened. The functions and constants are those of cublasLt.h, versions 12
-//! and 13. Which of its algorithms computes a product is decided in `tuning`.
+//! cublasLt, loaded when the device is opened. The functions and constants are those of cublasLt.h, versions 12 and 13.
+//! The module `tuning` chooses among its algorithms for each matrix multiplication.
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::device::Cuda;
 use crate::error::CudaError;
 use crate::profile::WORKSPACE;
 
-/// Algorithms asked for and timed.
+/// Number of algorithms that are requested and timed.
 const CANDIDATES: usize = 16;
 
 const LIBRARIES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
@@ -23,7 +23,7 @@ const LIBRARIES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
 type Handle = *mut c_void;
 type Status = i32;
 
-/// True f32.
+/// Full f32 precision.
 const COMPUTE_F32: i32 = 68;
 /// Operands of f32 rounded to TF32, 10 bits of mantissa, for tensor cores; sums in f32.
 const COMPUTE_TF32: i32 = 77;
@@ -35,18 +35,18 @@ const DESC_TRANSPOSE_A: i32 = 3;
 const DESC_TRANSPOSE_B: i32 = 4;
 const DESC_EPILOGUE: i32 = 7;
 const DESC_BIAS_POINTER: i32 = 8;
-/// Where the numbers lie that matrices of 8 bits are multiplied with. Their sums stay f32 to the end: the attribute
-/// "fast accumulation" (25) is off unless it is asked for.
+/// Attributes for the addresses of the scales by which 8-bit matrices are multiplied. Their sums are in f32 throughout:
+/// the attribute "fast accumulation" (25) is off by default.
 const DESC_A_SCALE_POINTER: i32 = 17;
 const DESC_B_SCALE_POINTER: i32 = 18;
 const EPILOGUE_BIAS: i32 = 4;
 const PREFERENCE_WORKSPACE: i32 = 1;
 const PREFERENCE_REDUCTIONS: i32 = 3;
-/// The least alignment of the first matrix; the other three's follow.
+/// The minimum alignment of the first matrix; the attributes of the other three follow.
 const PREFERENCE_ALIGNMENT: i32 = 5;
 const CONFIG_REDUCTION: i32 = 3;
-/// Partial sums over k are kept in the workspace as f32 and added up in a pass of their own, in one order. The other
-/// schemes add up in the result, or round to its type in between.
+/// Partial sums over k are stored in the workspace as f32 and added by a separate pass, in a fixed order. The other
+/// schemes add in the result, or round to its type in between.
 const REDUCTION_F32: u32 = 2;
 
 /// An algorithm with its settings, opaque.
@@ -106,26 +106,26 @@ type MatmulFn = unsafe extern "C" fn(
     *mut c_void,
 ) -> Status;
 
-/// What follows a product. The library adds a bias; a GELU, a rotation, or the gradient of a GELU with the sums of columns,
-/// is a pass behind it, or in a product of our own.
+/// The operation after a matrix multiplication. The library adds a bias; a GELU, a rotation, or the gradient of a GELU
+/// with column sums, is a separate pass, or part of this program's own kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum With {
-    /// Nothing, or a matrix that is added.
+    /// None, or a matrix is added.
     Plain,
     /// A bias.
     Bias,
-    /// A bias, and a GELU beside.
+    /// A bias, and a GELU as a second output.
     Gelu,
     /// A bias, and the rotation of queries and keys.
     Turned,
-    /// The gradient of a GELU, and sums of columns.
+    /// The gradient of a GELU, and column sums.
     GeluGrad,
 }
 
 impl With {
     pub(crate) const ALL: [With; 5] = [With::Plain, With::Bias, With::Gelu, With::Turned, With::GeluGrad];
 
-    /// As it is saved.
+    /// The name in saved choices.
     pub(crate) fn name(self) -> &'static str {
         match self {
             With::Plain => "plain",
@@ -136,7 +136,7 @@ impl With {
         }
     }
 
-    /// Whether it takes a pass behind the library's product.
+    /// Whether it needs a separate pass after the library's matrix multiplication.
     pub(crate) fn passes(self) -> bool {
         matches!(self, With::Gelu | With::Turned | With::GeluGrad)
     }
@@ -152,7 +152,7 @@ impl With {
     }
 }
 
-/// What decides an algorithm.
+/// The properties of a matrix multiplication that determine its algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
     pub case: Case,
@@ -160,12 +160,12 @@ pub struct Shape {
     pub sizes: [u32; 3],
     /// Whether operands of f32 are rounded to TF32.
     pub tf32: bool,
-    /// A's type, and B's but for E5M2: that is of gradients, which are multiplied with E4M3.
+    /// A's type, and B's except for E5M2: E5M2 is for gradients, which are multiplied with E4M3.
     pub input: Dtype,
     pub output: Dtype,
-    /// What the product is followed by.
+    /// The operation after the multiplication.
     pub with: With,
-    /// What all addresses are multiples of, 256 at most: rows of a chunk begin where they begin.
+    /// The common alignment of all addresses, 256 at most: chunks of rows may begin at smaller multiples.
     pub alignment: u32,
 }
 
@@ -185,20 +185,20 @@ pub struct Blas {
     check: CheckFn,
     config: ConfigFn,
     matmul: MatmulFn,
-    /// As cublasLtGetVersion counts.
+    /// The version, in the numbering of cublasLtGetVersion.
     pub version: u64,
     pub chosen: Vec<Chosen>,
     _library: Library,
 }
 
-/// What is said once when the library is not there.
+/// The start-up warning when the library is missing.
 pub fn warning(why: &str) -> String {
     format!(
         "cublasLt not found ({why}): products run on capful's own kernels, several times slower; install CUDA 13's libcublas, or python3 -m pip install nvidia-cublas and set LD_LIBRARY_PATH to its lib folder"
     )
 }
 
-/// Folders where CUDA machines keep the library, beside those that the loader knows.
+/// Folders where CUDA machines store the library, in addition to the loader's own.
 fn folders() -> Vec<PathBuf> {
     let under = |variable: &str, folder: &str| Some(Path::new(&std::env::var_os(variable)?).join(folder));
     let mut found: Vec<PathBuf> = ["CUDA_PATH", "CUDA_HOME"].iter().filter_map(|v| under(v, "lib64")).collect();
@@ -216,14 +216,14 @@ fn folders() -> Vec<PathBuf> {
     found
 }
 
-/// Opens the library, wherever it is.
+/// Opens the library in any of these folders.
 ///
 /// # Errors
-/// The loader's words.
+/// The loader's error message.
 pub fn open() -> Result<Library, String> {
-    // A stand-in for the driver brings its own; NVIDIA's needs NVIDIA's.
+    // A simulated driver contains the library's functions itself; NVIDIA's driver needs NVIDIA's library.
     if let Ok(driver) = capful_driver::load() {
-        // SAFETY: loaded already; only whether it has the function is asked.
+        // SAFETY: already loaded; only checks whether the function exists.
         let library = unsafe { Library::new(driver) }.map_err(|e| e.to_string())?;
         // SAFETY: as above.
         if unsafe { library.get::<CreateFn>(b"cublasLtCreate\0") }.is_ok() {
@@ -235,7 +235,7 @@ pub fn open() -> Result<Library, String> {
     names.extend(LIBRARIES.iter().flat_map(|name| folders.iter().map(move |f| f.join(name)).filter(|p| p.is_file())));
     let mut why = None;
     for name in names {
-        // SAFETY: NVIDIA's library; its initialisers are its own.
+        // SAFETY: NVIDIA's library, with NVIDIA's initialisers.
         match unsafe { Library::new(&name) } {
             Ok(library) => return Ok(library),
             Err(e) => drop(why.get_or_insert(e.to_string())),
@@ -245,10 +245,10 @@ pub fn open() -> Result<Library, String> {
 }
 
 impl Blas {
-    /// Opens the library and makes a handle on the current context.
+    /// Opens the library and creates a handle in the current context.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why the library or the handle is not available.
     pub fn load() -> Result<Blas, String> {
         let library = open()?;
         macro_rules! function {
@@ -260,7 +260,7 @@ impl Blas {
         let create: CreateFn = function!(b"cublasLtCreate\0");
         let version: VersionFn = function!(b"cublasLtGetVersion\0");
         let mut handle = ptr::null_mut();
-        // SAFETY: a place for one handle.
+        // SAFETY: a pointer to one handle.
         let status = unsafe { create(&mut handle) };
         if status != 0 {
             return Err(format!("cublasLtCreate gives status {status}"));
@@ -280,19 +280,19 @@ impl Blas {
             check: function!(b"cublasLtMatmulAlgoCheck\0"),
             config: function!(b"cublasLtMatmulAlgoConfigGetAttribute\0"),
             matmul: function!(b"cublasLtMatmul\0"),
-            // SAFETY: takes nothing.
+            // SAFETY: takes no arguments.
             version: unsafe { version() } as u64,
             chosen: Vec::new(),
             _library: library,
         })
     }
 
-    /// A product as the library wants it described.
+    /// The library's description of a matrix multiplication.
     fn describe(&self, shape: &Shape, bias: u64, inverses: [u64; 2]) -> Result<Described, Status> {
         let mut owned = Owned { made: Vec::with_capacity(5) };
         let [m, n, k] = shape.sizes.map(u64::from);
-        // SAFETY: handles are made here and destroyed by their owner; attributes point at values of the type that the
-        // attribute has.
+        // SAFETY: handles are created here and destroyed by their owner; attributes point at values of the attribute's
+        // type.
         unsafe {
             let mut desc = ptr::null_mut();
             let compute = if shape.tf32 { COMPUTE_TF32 } else { COMPUTE_F32 };
@@ -311,7 +311,7 @@ impl Blas {
             }
             let eight_bits = matches!(shape.input, Dtype::E4m3 | Dtype::E5m2);
             if eight_bits {
-                // Its first matrix is our second.
+                // Its first matrix is B.
                 for (attribute, inverse) in [DESC_B_SCALE_POINTER, DESC_A_SCALE_POINTER].into_iter().zip(inverses) {
                     check((self.desc_set)(desc, attribute, (&raw const inverse).cast(), 8))?;
                 }
@@ -320,7 +320,7 @@ impl Blas {
                 Dtype::Bf16 => TYPE_BF16,
                 Dtype::E4m3 => TYPE_E4M3,
                 Dtype::E5m2 => TYPE_E5M2,
-                // The others are no operands of its products.
+                // Other types are no operands of the library's multiplications.
                 _ => TYPE_F32,
             };
             let input_b = if eight_bits { Dtype::E4m3 } else { shape.input };
@@ -337,14 +337,14 @@ impl Blas {
         }
     }
 
-    /// Algorithms for a product, the most promising first; none where the library has none.
+    /// Algorithms for a matrix multiplication, the most promising first; empty if the library has none.
     pub fn candidates(&self, p: &Call) -> Result<Vec<Algorithm>, Status> {
         let Call { shape, bias, inverses, .. } = p;
         let Described { desc, a, b, c, _owned } = self.describe(shape, *bias, *inverses)?;
         let nothing =
             Heuristic { algorithm: Algorithm { data: [0; 8] }, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
         let (mut found, mut count) = ([nothing; CANDIDATES], 0);
-        // SAFETY: as in `describe`; room for as many results as are asked for.
+        // SAFETY: as in `probe`; room for as many results as are requested.
         unsafe {
             let mut preference = ptr::null_mut();
             check((self.preference_create)(&mut preference))?;
@@ -366,31 +366,31 @@ impl Blas {
         Ok(found.filter(|algorithm| self.repeats(algorithm)).collect())
     }
 
-    /// Whether an algorithm gives the same bits every time, and sums in f32.
+    /// Whether an algorithm always gives the same bits, and sums in f32.
     fn repeats(&self, algorithm: &Algorithm) -> bool {
         let (mut scheme, mut written) = (0u32, 0);
-        // SAFETY: an algorithm, and a place for the one integer that this attribute is.
+        // SAFETY: an algorithm, and a pointer to the one integer of this attribute.
         let status = unsafe { (self.config)(algorithm, CONFIG_REDUCTION, (&raw mut scheme).cast(), 4, &mut written) };
         status == 0 && (scheme == 0 || scheme == REDUCTION_F32)
     }
 
-    /// Whether this library can compute a product so.
+    /// Whether this library can compute a matrix multiplication by this algorithm.
     pub fn accepts(&self, shape: &Shape, algorithm: &Algorithm) -> bool {
-        // The library wants to see addresses, and does not use them.
+        // The library requires addresses, but does not use them.
         let Ok(Described { desc, a, b, c, _owned }) = self.describe(shape, 256, [256; 2]) else { return false };
         let nothing = Algorithm { data: [0; 8] };
         let mut result = Heuristic { algorithm: nothing, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
-        // SAFETY: as in `describe`, and a place for one result.
+        // SAFETY: as in `probe`, and a pointer to one result.
         let status = unsafe { (self.check)(self.handle, desc, b, a, c, c, algorithm, &mut result) };
         status == 0 && result.state == 0 && result.workspace as u64 <= WORKSPACE && self.repeats(algorithm)
     }
 
-    /// Queues a product.
+    /// Queues a matrix multiplication.
     pub fn queue(&self, p: &Call, algorithm: &Algorithm, stream: *mut c_void) -> Result<(), Status> {
         let Described { desc, a, b, c, _owned } = self.describe(&p.shape, p.bias, p.inverses)?;
         let (one, beta) = (1.0f32, if p.added == 0 { 0.0f32 } else { 1.0 });
         let added = if p.added == 0 { p.c } else { p.added };
-        // SAFETY: handles made for this call; addresses are those of regions of the sizes given.
+        // SAFETY: handles created for this call; addresses of regions of the given sizes.
         check(unsafe {
             (self.matmul)(
                 self.handle,
@@ -418,7 +418,7 @@ fn check(status: Status) -> Result<(), Status> {
     if status == 0 { Ok(()) } else { Err(status) }
 }
 
-/// A product's description and layouts.
+/// A multiplication's description and layouts.
 struct Described {
     desc: Handle,
     a: Handle,
@@ -434,7 +434,7 @@ impl Drop for Blas {
     }
 }
 
-/// Handles that go when the call is over.
+/// Handles that are destroyed at the end of the call.
 struct Owned {
     made: Vec<(Handle, DestroyFn)>,
 }
@@ -448,7 +448,7 @@ impl Drop for Owned {
     }
 }
 
-/// One product: addresses, 0 for none.
+/// The addresses of one matrix multiplication, 0 for an absent matrix.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     pub shape: Shape,
@@ -458,7 +458,7 @@ pub struct Call {
     bias: u64,
     /// The residual, or C itself.
     added: u64,
-    /// Of A and B, of 8 bits.
+    /// Inverse scales of A and B, if these have 8 bits.
     inverses: [u64; 2],
     workspace: u64,
 }
@@ -473,21 +473,22 @@ impl Call {
     }
 }
 
-/// For a status of the library.
+/// Converts a status of the library to an error.
 pub(crate) fn failed(what: &'static str, status: Status) -> CudaError {
     CudaError::Driver { what, code: format!("status {status}") }
 }
 
 impl Cuda {
-    /// Queues the product with bias and residual. False where our own kernel has to do it.
+    /// Queues the matrix multiplication with bias and residual. Returns false where this program's own kernel must
+    /// compute it.
     pub(crate) fn product_by_library(&mut self, p: &Product) -> Result<bool, OperationError> {
         self.carry_all()?;
-        // The library adds one matrix, and its bias has the result's type.
+        // The library adds a single matrix, and its bias has the result's type.
         let both = p.residual.is_some() && p.accumulate;
         if both || p.bias.is_some_and(|b| b.dtype != p.c.dtype) || self.scratch().bytes() < WORKSPACE {
             return Ok(false);
         }
-        // GPUs before sm_80 keep bf16 and compute in f32.
+        // GPUs before sm_80 store bf16 and compute in f32.
         if p.a.dtype == Dtype::Bf16 && !self.hardware.tensor_cores {
             return Ok(false);
         }

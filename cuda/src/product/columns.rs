@@ -1,5 +1,5 @@
-//! Sums over rows in two passes: the second pass. While a graph is recorded it waits for others', so that one launch makes
-//! several: each is too short to be worth one of its own.
+//! The second pass of sums over rows. While a graph is recorded it waits for the second passes of other sums, so that
+//! one launch computes several: each is too short for a launch of its own.
 
 use capful_core::device::{Op, OperationError};
 use capful_core::memory::Dtype;
@@ -8,19 +8,20 @@ use crate::arguments::{FinishArgs, SumsArgs};
 use crate::device::{Cuda, blocks, reduced};
 use crate::profile::{SUMS, WORKSPACE};
 
-/// As columns.cu: columns of a block, pieces that a thread adds up where they are few, and the most threads of a block.
+/// Constants of columns.cu: columns of a block, pieces that a thread adds where there are few, and the most threads of
+/// a block.
 const COLUMNS: u32 = 8;
 const EACH: u32 = 4;
 const MOST: u32 = 1024;
 
-/// Operations whose sums one launch makes.
+/// Number of operations whose sums one launch computes.
 const TOGETHER: usize = 8;
 
 impl SumsArgs {
     const NOTHING: SumsArgs =
         SumsArgs { partial: 0, out: [0; 5], copy: 0, pieces: 0, sums: 0, columns: 0, accumulate: 0, reduced: 0 };
 
-    /// The one sum of so many pieces and columns.
+    /// The single sum over this number of pieces and columns.
     pub(crate) fn of(partial: u64, [pieces, columns]: [u32; 2], to: Places) -> SumsArgs {
         let Places { to, copy, accumulate, dtype } = to;
         let reduced = reduced(dtype);
@@ -41,14 +42,14 @@ impl SumsArgs {
         (if self.reduced > 0 { Dtype::Bf16 } else { Dtype::F32 }).size() * u64::from(self.columns)
     }
 
-    /// Whether it writes some of these bytes.
+    /// Whether one of its sums is written to these bytes.
     fn writes(&self, [first, end]: [u64; 2]) -> bool {
         let bytes = self.bytes();
         self.out.iter().chain([&self.copy]).any(|&to| to != 0 && to < end && first < to + bytes)
     }
 }
 
-/// Where a sum goes: addresses, the copy's may be null.
+/// The target addresses of a sum; the copy's address may be null.
 #[derive(Clone, Copy)]
 pub(crate) struct Places {
     pub to: u64,
@@ -57,7 +58,7 @@ pub(crate) struct Places {
     pub dtype: Dtype,
 }
 
-/// Where pieces of sums lie, and whether their second pass may wait.
+/// The address of pieces of sums, and whether their second pass may wait.
 #[derive(Clone, Copy)]
 pub(crate) struct Pieces {
     pub at: u64,
@@ -67,7 +68,7 @@ pub(crate) struct Pieces {
 /// Sums whose second pass waits.
 pub(crate) struct Waiting {
     sums: heapless::Vec<SumsArgs, TOGETHER>,
-    /// Bytes of scratch that their pieces take.
+    /// Bytes of scratch for their pieces.
     bytes: u64,
 }
 
@@ -76,30 +77,30 @@ impl Waiting {
         Waiting { sums: heapless::Vec::new(), bytes: 0 }
     }
 
-    /// Forgets them.
+    /// Drops the waiting sums.
     pub(crate) fn clear(&mut self) {
         self.sums.clear();
     }
 
-    /// Operations that they are of.
+    /// Number of operations whose sums wait.
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.sums.len()
     }
 
-    /// Whether some of these bytes are one of them.
+    /// Whether one of the waiting sums is written to these bytes.
     fn writes(&self, place: [u64; 2]) -> bool {
         self.sums.iter().any(|sums| sums.writes(place))
     }
 }
 
 impl Cuda {
-    /// Scratch for so many bytes of pieces of an operation that uses `before` bytes besides. Where their sums may wait it is
-    /// apart from what other operations use, else behind those. Scratch of a step is as large as its products say
-    /// ([`WORKSPACE`] and [`SUMS`]).
+    /// Scratch for `bytes` of pieces, for an operation that also uses `before` bytes. Where the second pass may wait,
+    /// the pieces are outside the scratch of other operations; otherwise they follow the operation's `before` bytes.
+    /// The scratch of a step has the size that its matrix multiplications need ([`WORKSPACE`] and [`SUMS`]).
     pub(crate) fn pieces_at(&mut self, before: u64, bytes: u64) -> Result<Pieces, OperationError> {
         let room = self.scratch().bytes() >= WORKSPACE + SUMS && before <= WORKSPACE && bytes <= SUMS;
-        // What ranks send each other on the stream beside may be such sums.
+        // Communication on the exchange stream may read such sums.
         if !(self.graphs.recording && room && self.ranks.stream.is_none()) {
             return Ok(Pieces { at: self.scratch_at(before, bytes)?, wait: false });
         }
@@ -114,9 +115,9 @@ impl Cuda {
         Ok(Pieces { at, wait: true })
     }
 
-    /// Sums whose pieces are queued.
+    /// Computes sums whose pieces are queued, at once or later.
     pub(crate) fn finish_columns(&mut self, sums: SumsArgs, wait: bool) -> Result<(), OperationError> {
-        // A bias may have been summed for another micro-batch.
+        // The same bias may have waiting sums of another micro-batch.
         let bytes = sums.bytes();
         let places = sums.out.iter().chain([&sums.copy]).filter(|to| **to != 0);
         if places.into_iter().any(|to| self.deferred.sums.writes([*to, to + bytes])) {
@@ -128,14 +129,14 @@ impl Cuda {
         self.deferred.sums.sums.push(sums).map_err(|_| OperationError::Device)
     }
 
-    /// Queues the sums that wait.
+    /// Queues the waiting sums.
     pub(crate) fn finish_all(&mut self) -> Result<(), OperationError> {
         let sums = self.deferred.sums.sums.clone();
         self.deferred.sums.clear();
         if sums.is_empty() { Ok(()) } else { self.finish(&sums) }
     }
 
-    /// Queues the sums that wait if `op` touches one of them.
+    /// Queues the waiting sums if `op` touches one of them.
     pub(crate) fn finish_before(&mut self, op: &Op) -> Result<(), OperationError> {
         if self.deferred.sums.sums.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A weight that is kept in fewer bits, as the numbers that it stands for.
+//! Decodes a quantised weight to floating-point numbers.
 
 use capful_core::device::OperationError;
 use capful_core::integer::Integer;
@@ -19,7 +19,7 @@ impl OnCuda for Dequantise {
             None => (cuda.address(codes)?, 0, 0),
         };
         let arguments = DequantiseArgs { codes: from, scales, out: cuda.address(out)?, rows, columns, paired };
-        // A thread the columns of two rows.
+        // One thread for each column of two rows.
         let count = u64::from(rows.div_ceil(2)) * u64::from(columns);
         let grid = [blocks(count, 256), 1, 1];
         cuda.launch("dequantise", &format!("dequantise_{}", dtype.name()), grid, 256, &arguments)

@@ -1,4 +1,4 @@
-//! The linear layer: a product, its bias and its epilogue.
+//! The linear layer: a matrix multiplication, its bias and its epilogue.
 
 use capful_core::device::OperationError;
 use capful_core::ops::{Linear, Rotary};
@@ -15,7 +15,7 @@ impl OnCuda for Linear {
 }
 
 impl Cuda {
-    /// The same, with the rotation of the queries and keys that it makes.
+    /// Computes a linear layer, with the rotation of its output's queries and keys where `turned`.
     pub(crate) fn linear(&mut self, o: Linear, turned: Option<Rotary>) -> Result<(), OperationError> {
         let product = match &o.quantised {
             Some(of) => Product::quantised("linear", of, o.out),

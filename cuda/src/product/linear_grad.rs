@@ -13,18 +13,18 @@ use crate::profile::{piece_bytes, pieces};
 
 const NAME: &str = "linear_grad";
 
-/// A pass over a gradient, whose columns it can sum.
+/// A pass over a gradient that also sums its columns.
 pub(crate) struct Pass {
-    /// [rows, columns].
+    /// The gradient [rows, columns].
     pub(crate) rows: Region,
-    /// The same: the gradient goes through the GELU of this first, where it is.
+    /// [rows, columns]: the input of a GELU; the gradient is first propagated through that GELU.
     pub(crate) before_gelu: Option<Region>,
-    /// The same: takes the GELU of that.
+    /// [rows, columns]: receives the GELU of that input.
     pub(crate) activated: Option<Region>,
 }
 
 impl Pass {
-    /// Over a gradient that stays as it is.
+    /// A pass that does not change the gradient.
     pub(crate) const fn over(rows: Region) -> Pass {
         Pass { rows, before_gelu: None, activated: None }
     }
@@ -38,7 +38,8 @@ impl OnCuda for LinearGrad {
 }
 
 impl Cuda {
-    /// The same; `activated` takes the GELU of what is before it, in the pass that takes the gradient through it.
+    /// Computes the gradients of a linear layer; the pass that propagates the gradient through a GELU also writes the
+    /// GELU's output to `activated`.
     pub(crate) fn linear_grad(&mut self, o: LinearGrad, activated: Option<Region>) -> Result<(), OperationError> {
         if let Some(x_grad) = o.x_grad {
             let product = match &o.quantised {
@@ -58,30 +59,30 @@ impl Cuda {
             };
             self.product(Product { accumulate: o.accumulate, ..product })?;
         }
-        // Not the library's epilogue: its products with sums of columns take longer than both apart.
+        // Not the library's epilogue: its multiplication with column sums takes longer than both separately.
         let Some(to) = o.bias_grad else { return Ok(()) };
         self.sum_columns(Pass::over(o.out_grad), Summed::new(to, o.accumulate))
     }
 
-    /// The sums of the columns of a gradient that is there, where they are wanted.
+    /// Computes the column sums of an existing gradient, where they are requested.
     pub(crate) fn sum_written(&mut self, rows: Region, summed: Option<Summed>) -> Result<(), OperationError> {
         summed.map_or(Ok(()), |summed| self.sum_columns(Pass::over(rows), summed))
     }
 
-    /// A pass, and the bias' gradient that is summed in it.
+    /// Runs a pass that also computes a bias gradient.
     pub(crate) fn sum_columns(&mut self, pass: Pass, summed: Summed) -> Result<(), OperationError> {
         let partial = self.pieces_at(0, piece_bytes(pass.rows.rows(), 1, pass.rows.columns()))?;
         let to = self.places(summed)?;
         self.bias_grad(pass, partial, to)
     }
 
-    /// Where sums go.
+    /// The target addresses of sums.
     pub(crate) fn places(&mut self, summed: Summed) -> Result<Places, OperationError> {
         let Summed { to, accumulate, copy, .. } = summed;
         Ok(Places { to: self.address(to)?, copy: self.address_or_null(copy)?, accumulate, dtype: to.dtype })
     }
 
-    /// A pass, and the sum of each column, of pieces that wait in `partial`.
+    /// Runs a pass, and the sums of its columns, with pieces in `partial`.
     pub(crate) fn bias_grad(&mut self, pass: Pass, partial: Pieces, to: Places) -> Result<(), OperationError> {
         let (rows, columns, out_grad) = (pass.rows.rows(), pass.rows.columns(), self.address(pass.rows)?);
         let [before_gelu, activated] = [self.address_or_null(pass.before_gelu)?, self.address_or_null(pass.activated)?];

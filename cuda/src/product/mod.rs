@@ -1,7 +1,7 @@
-//! Linear layers and their gradients: the matrix product in all its ways, sums of columns, copies in 8 bits.
+//! Linear layers and their gradients: all variants of matrix multiplication, column sums, 8-bit copies.
 
+pub(super) mod bias_sums;
 pub(super) mod blas;
-pub(super) mod column_sums;
 pub(super) mod columns;
 mod dequantise;
 mod linear;

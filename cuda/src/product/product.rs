@@ -1,4 +1,4 @@
-//! The matrix product: by cublasLt where it is there, else by our own tiled kernel.
+//! Matrix multiplication: by cublasLt where it is available, else by this program's own tiled kernel.
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
@@ -9,7 +9,7 @@ use crate::arguments::{EpilogueArgs, ProductArgs, RowArgs};
 use crate::device::{Cuda, blocks, threads, width};
 use crate::error::CudaError;
 
-/// How A and B lie in memory; C is always [m, n].
+/// The memory layout of A and B; C is always [m, n].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Case {
     /// A [m, k], B [n, k].
@@ -20,39 +20,41 @@ pub enum Case {
     Tn,
 }
 
-/// The sums of a product's columns, behind the gradient of a GELU where there is one.
+/// Column sums of a multiplication's result, after the gradient of a GELU if there is one.
 #[derive(Debug, Clone, Copy)]
 pub struct Summed {
-    /// Takes them.
+    /// Receives the sums.
     pub to: Region,
-    /// Whether they are added to what is there.
+    /// Whether the sums are added to the existing content.
     pub accumulate: bool,
-    /// Takes the GELU of what `before_gelu` is, made again.
+    /// Receives the GELU of `before_gelu`, recomputed.
     pub activated: Option<Region>,
-    /// Takes the same sums.
+    /// Receives a copy of the sums.
     pub copy: Option<Region>,
 }
 
 impl Summed {
-    /// Sums alone.
+    /// Sums without any of the other outputs.
     pub const fn new(to: Region, accumulate: bool) -> Summed {
         Summed { to, accumulate, activated: None, copy: None }
     }
 }
 
-/// Powers in the place of a product, of which a softmax is made: only in the product of warpgroups.
+/// Writes exponentials in place of the multiplication's result, as the first step of a softmax: only in the warpgroup
+/// kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct Powers {
-    /// `[m]` f32: what is left from each of a row's products.
+    /// `[m]` f32: subtracted from all results of a row.
     pub at_targets: Region,
-    /// Columns that have powers.
+    /// Number of columns that have exponentials.
     pub ids: u32,
-    /// C of `C · tanh(z / C)`, which products become first, and powers then their gradient by z; or 0.
+    /// C of `C · tanh(z / C)`, or 0. The function is applied to the results first; the exponentials are then multiplied
+    /// with its gradient by z.
     pub softcap: f32,
 }
 
-/// `C = A · B (+ bias) (+ residual) (+ C) (∘ gelu'(before_gelu))`, then `activated = gelu(C)`, or C's queries and keys are
-/// turned.
+/// `C = A · B (+ bias) (+ residual) (+ C) (∘ gelu'(before_gelu))`, then `activated = gelu(C)`, or C's queries and keys
+/// are rotated.
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
     pub operation: &'static str,
@@ -69,12 +71,12 @@ pub struct Product {
     /// The rotation of C's queries and keys.
     pub turned: Option<Rotary>,
     pub accumulate: bool,
-    /// What A and B, of 8 bits, are multiplied with: a number each.
+    /// The factors of A and B if these have 8 bits, one number each.
     pub inverses: Option<[Region; 2]>,
 }
 
 impl Product {
-    /// Only the product.
+    /// A multiplication without any additions.
     pub fn new(operation: &'static str, case: Case, a: Region, b: Region, c: Region) -> Product {
         let none = None;
         let (bias, residual, before_gelu, activated) = (none, none, none, none);
@@ -97,7 +99,7 @@ impl Product {
         }
     }
 
-    /// The product of copies in 8 bits.
+    /// The multiplication of copies in 8 bits.
     pub fn quantised(operation: &'static str, of: &QuantisedProduct, c: Region) -> Product {
         let inverses = Some([of.a, of.b].map(|side| side.scaling.inverse()));
         Product { inverses, ..Product::new(operation, Case::Nt, of.a.codes, of.b.codes, c) }
@@ -122,7 +124,7 @@ impl Cuda {
             return Err(self.fail(CudaError::Unsupported { operation: p.operation, why }));
         }
         let one = p.case == Case::Nt && p.c.rows() == 1;
-        // Of one row in f32 the weight may be bf16.
+        // With a single row in f32, the weight may be bf16.
         let mixed = one && (p.a.dtype, p.b.dtype, output) == (Dtype::F32, Dtype::Bf16, Dtype::F32);
         let input = self.dtype(p.operation, [p.a, if mixed { p.a } else { p.b }].into_iter().chain(p.bias))?;
         if (input, output) == (Dtype::F32, Dtype::Bf16) {
@@ -139,7 +141,7 @@ impl Cuda {
         if self.multiplies(&p)? {
             return self.product_by_warpgroups(&p);
         }
-        // With sums to be made of it, it goes through the GELU as it is summed.
+        // With column sums, the summing pass also propagates the result through the GELU.
         let before_gelu = p.before_gelu.filter(|_| p.summed.is_none());
         self.product_by_tiles(&Product { before_gelu, ..p }, input, output)?;
         match p.summed {
@@ -148,7 +150,7 @@ impl Cuda {
         }
     }
 
-    /// Turns the queries and keys of a product that is there.
+    /// Rotates the queries and keys of a finished multiplication.
     fn turn(&mut self, p: &Product) -> Result<(), OperationError> {
         p.turned.map_or(Ok(()), |rotary| self.rotate(p.c, &rotary, false))
     }
@@ -169,7 +171,7 @@ impl Cuda {
             accumulate: p.accumulate.into(),
             wide: (width(p.b.dtype, k.into(), &[x, weight]) > 1).into(),
         };
-        // A block a row while that is no more than every multiprocessor takes at once.
+        // One block for each row as long as all multiprocessors can run all blocks at once.
         let (kind, each) = match n {
             0..=1024 if k >= 512 => ("block", 1),
             0..=8191 => ("1", 8),
@@ -199,7 +201,7 @@ impl Cuda {
             accumulate: p.accumulate.into(),
         };
         let tiles = |side| blocks(u64::from(m), side) * blocks(u64::from(n), side);
-        // Large tiles where they still give every multiprocessor two.
+        // Large tiles if they give every multiprocessor at least two.
         let side = if tiles(128) >= 264 { 128 } else { 64 };
         let case = match p.case {
             Case::Nt => "nt",
@@ -210,7 +212,7 @@ impl Cuda {
         self.launch("product", &kernel, [tiles(side), 1, 1], 256, &arguments)
     }
 
-    /// What the library's product leaves to do: its own GELU is the one with tanh.
+    /// The steps that remain after the library's multiplication: the library's own GELU is the tanh approximation.
     pub(crate) fn epilogue(&mut self, p: &Product) -> Result<(), OperationError> {
         if let Some(summed) = p.summed {
             return self

@@ -1,4 +1,4 @@
-//! Copies in 8 bits.
+//! Makes 8-bit copies of tensors.
 
 use capful_core::device::OperationError;
 use capful_core::fp8::Format;
@@ -11,7 +11,8 @@ use crate::device::{Cuda, blocks};
 use crate::error::CudaError;
 
 impl Cuda {
-    /// Where `operation` puts a copy of what it writes; and what the kernel that makes one in `format` has in its name.
+    /// The arguments for a copy of the output of `operation`, and the suffix of the kernel's name for a copy in
+    /// `format`.
     pub(crate) fn copy(
         &mut self,
         operation: &'static str,
@@ -30,9 +31,9 @@ impl Cuda {
 
 /// Values that a thread converts at a time.
 pub(crate) const RUN: u32 = 16;
-/// Sides of a tile that is turned.
+/// The side of a tile that is transposed.
 pub(crate) const TILE: u32 = 64;
-/// Blocks that are enough for any GPU; each takes its turn again where there is more to do.
+/// Enough blocks for any GPU; each block loops where there is more work.
 const BLOCKS: u32 = 2048;
 
 impl OnCuda for Quantise {

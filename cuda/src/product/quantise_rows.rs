@@ -1,4 +1,4 @@
-//! Activations in integers: a GPU has no kernel for them, nor for their products.
+//! Activations in integers: a GPU has no kernel for them, nor for integer matrix multiplication.
 
 use capful_core::device::OperationError;
 use capful_core::ops::QuantiseRows;

@@ -1,4 +1,4 @@
-//! The upper halves of adapters as the blocks on a diagonal, and their gradient.
+//! Writes the upper halves of adapters as blocks on a diagonal, and reads their gradient back.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Region;
@@ -31,7 +31,8 @@ impl OnCuda for SpreadGrad {
 }
 
 impl Cuda {
-    /// Of the second of both regions `count` elements, of the first; `narrow` and `wide` are the same two.
+    /// Converts `from` to `to`, with a thread for each of `count` elements; `narrow` and `wide` are the same two
+    /// regions.
     fn spread(
         &mut self,
         kernel: &'static str,

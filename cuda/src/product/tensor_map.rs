@@ -1,4 +1,4 @@
-//! Matrices as the driver describes them to the multiprocessors' copies of tiles (tensor maps, `tma.cuh`).
+//! The driver's descriptions of matrices for the multiprocessors' tile copies (tensor maps, `tma.cuh`).
 
 use std::ffi::c_void;
 use std::ptr;
@@ -16,12 +16,12 @@ const BFLOAT16: u32 = 9;
 const SWIZZLE_128B: u32 = 3;
 const PROMOTION_256B: u32 = 3;
 
-/// Columns of a tile, and rows of one of a head.
+/// Columns of a tile, and rows of a tile of a head.
 const COLUMNS: u32 = 64;
 const HEAD_ROWS: u32 = 64;
 
 unsafe extern "C" {
-    /// Of CUDA 12.0, which cust's declarations precede.
+    /// Since CUDA 12.0, which is newer than cust's declarations.
     fn cuTensorMapEncodeTiled(
         map: *mut c_void,
         kind: u32,
@@ -38,11 +38,11 @@ unsafe extern "C" {
     ) -> sys::CUresult;
 }
 
-/// A tensor map where the driver wants it.
+/// A tensor map with the alignment that the driver requires.
 #[repr(C, align(64))]
 struct Map([u64; 16]);
 
-/// The map of bf16 at `address`: of each dimension the size and the tile's, of all but the first the pitch in bytes.
+/// The map of bf16 at `address`: for each dimension its size and the tile's, for all but the first the pitch in bytes.
 fn encode<const RANK: usize>(
     address: u64,
     sizes: [u64; RANK],
@@ -72,15 +72,15 @@ fn encode<const RANK: usize>(
 }
 
 impl Cuda {
-    /// Of a matrix of bf16, with tiles of `tile_rows` rows and 64 columns.
+    /// The map of a bf16 matrix, with tiles of `tile_rows` rows and 64 columns.
     pub(crate) fn matrix_map(&mut self, region: Region, tile_rows: u32) -> Result<[u64; 16], OperationError> {
         let [rows, columns] = [region.rows(), region.columns()].map(u64::from);
         let map = encode(self.address(region)?, [columns, rows], &[2 * columns], [COLUMNS, tile_rows]);
         map.map_err(|e| self.fail(e))
     }
 
-    /// Of rows of heads of `size` elements, [1, sequences, rows of a sequence, elements of all heads], with tiles of 64 rows
-    /// of a head: which head it is counts in sizes of a head.
+    /// The map of rows of heads of `size` elements, [1, sequences, rows of a sequence, elements of all heads], with
+    /// tiles of 64 rows of one head: the head's coordinate counts in sizes of a head.
     pub(crate) fn head_map(&mut self, region: Region, size: u32) -> Result<[u64; 16], OperationError> {
         let [_, sequences, rows, columns] = region.shape.map(u64::from);
         let (size, row) = (u64::from(size), 2 * columns);
@@ -89,7 +89,7 @@ impl Cuda {
         map.map_err(|e| self.fail(e))
     }
 
-    /// Whether tiles of these regions' heads, of up to 64 elements, come by tensor maps.
+    /// Whether the tiles of these regions' heads, of up to 64 elements, can be copied by tensor maps.
     pub(crate) fn maps_heads(&mut self, heads: &Heads, regions: &[Region]) -> Result<bool, OperationError> {
         let size = heads.size as usize;
         let places = [Heads::query, Heads::key, Heads::value].map(|place| [place(heads, 0), place(heads, 1)]);

@@ -1,6 +1,8 @@
-//! Which of the library's algorithms computes a product: the fastest by the GPU's clock, kept for the next time.
+//! Chooses the library's algorithm for each matrix multiplication: the fastest by the GPU's clock, stored for the next
+//! time.
 //!
-//! An algorithm decides the order of sums. So what was chosen is saved with a run and used again when it goes on.
+//! An algorithm determines the order of sums. So the choices are saved with a run and used again when the run
+//! continues.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -17,32 +19,32 @@ use super::product::{Case, Product};
 use crate::device::Cuda;
 use crate::error::CudaError;
 
-/// An algorithm for a shape. None where the library has none, so that our own kernel runs.
+/// The algorithm for a shape; `None` where this program's own kernel runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Chosen {
     pub shape: Shape,
     pub algorithm: Option<Algorithm>,
-    /// What a product took; none where nothing was timed.
+    /// The measured time; `None` if nothing was timed.
     pub milliseconds: Option<f32>,
 }
 
-/// Stands for every product where the library computes none.
+/// Represents every multiplication where the library computes none.
 const OWN: &str = "all by own kernels";
 
-/// How operands of f32 that are rounded are named.
+/// The name of f32 operands that are rounded.
 const TF32: &str = "tf32";
 
-/// An algorithm chosen for one product, as it is saved.
+/// The algorithm chosen for one matrix multiplication, in its saved form.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// Case, [m, n, k], types of the operands (`tf32`: of f32, rounded) and the result, what follows (`plain`, `bias`, `gelu`,
-    /// `turned` or `gelu_grad`), alignment: `nt 64 128 32 bf16 f32 bias 256`.
+    /// Case, [m, n, k], types of the operands (`tf32`: of f32, rounded) and the result, the operation after it
+    /// (`plain`, `bias`, `gelu`, `turned` or `gelu_grad`), alignment: `nt 64 128 32 bf16 f32 bias 256`.
     pub product: String,
-    /// The algorithm's 64 bytes in hexadecimal digits; none where capful's own kernel runs.
+    /// The algorithm's 64 bytes in hexadecimal digits; `None` where capful's own kernel runs.
     pub algorithm: Option<String>,
-    /// What a product took; none where nothing was timed.
+    /// The measured time; `None` if nothing was timed.
     pub milliseconds: Option<f32>,
-    /// cublasLt's version, as it counts.
+    /// cublasLt's version, in its own numbering.
     pub library: u64,
     /// The GPU's name.
     #[serde(alias = "card")]
@@ -102,12 +104,12 @@ fn from_hex(text: &str) -> Option<Algorithm> {
 }
 
 impl Cuda {
-    /// Runs what `step` queues once, and times the library's algorithms for every product in it that none is chosen
-    /// for yet. Products that are first met elsewhere take the library's first proposal. Zeros the arena afterwards:
-    /// to be called before anything is in it.
+    /// Runs the operations that `step` queues once, and times the library's algorithms for every matrix multiplication
+    /// in it without a chosen algorithm. Multiplications that first occur later use the library's first proposal.
+    /// Zeroes the arena afterwards: must be called before the arena has any content.
     ///
     /// # Errors
-    /// What an operation or the driver could not do.
+    /// An error of an operation or of the driver.
     pub fn tune(&mut self, step: impl FnOnce(&mut Cuda) -> Result<(), OperationError>) -> Result<(), CudaError> {
         if self.library.blas.is_none() {
             return Ok(());
@@ -119,18 +121,19 @@ impl Cuda {
         self.clear()
     }
 
-    /// Whether algorithms are timed for products that have none.
+    /// Whether algorithms are timed for multiplications without a chosen one.
     pub fn tuning(&self) -> bool {
         self.library.tuning
     }
 
-    /// From here on algorithms are timed, or no longer. While they are, the arena's contents are lost and nothing can
-    /// be recorded.
+    /// Turns the timing of algorithms on or off. While it is on, the arena's contents are lost and nothing can be
+    /// recorded.
     pub fn set_tuning(&mut self, tuning: bool) {
         self.library.tuning = tuning && self.library.blas.is_some();
     }
 
-    /// The algorithms in use, in the order of their products; one line for all where our own kernels compute them.
+    /// The chosen algorithms, in the order of their multiplications; a single entry where this program's own kernels
+    /// compute all of them.
     pub fn choices(&self) -> Vec<Choice> {
         let Some(blas) = &self.library.blas else { return vec![self.own()] };
         let mut choices: Vec<Choice> = blas.chosen.iter().map(|c| self.saved(blas, c)).collect();
@@ -153,11 +156,11 @@ impl Cuda {
         }
     }
 
-    /// Takes the algorithms that were chosen before, so that the same bits come out: all of them or, with the reason,
+    /// Uses the algorithms of an earlier run, so that the results have the same bits: all of them or, with the reason,
     /// none.
     ///
     /// # Errors
-    /// One line for the user: another GPU, another library, or something that this library does not accept.
+    /// One line for the user: another GPU, another library, or an algorithm that this library does not accept.
     pub fn reuse(&mut self, choices: &[Choice]) -> Result<(), String> {
         const AGAIN: &str = "algorithms are chosen anew, and results differ in their last bits";
         if choices.is_empty() {
@@ -202,7 +205,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// The algorithm for a product; none where our own kernel has to do it.
+    /// The algorithm for a multiplication; `None` where this program's own kernel must compute it.
     pub(crate) fn algorithm(&mut self, call: &Call, p: &Product) -> Result<Option<Algorithm>, OperationError> {
         let Some(blas) = self.library.blas.take() else { return Ok(None) };
         let known = blas.chosen.iter().find(|c| c.shape == call.shape).copied();
@@ -220,7 +223,7 @@ impl Cuda {
         let candidates = candidates.map_err(|status| self.fail(failed("cublasLtMatmulDescCreate", status)))?;
         let own = self.multiplies(p)?;
         let first = Chosen { shape: call.shape, algorithm: candidates.first().copied(), milliseconds: None };
-        // What saves a pass is the better guess.
+        // The kernel that saves a pass is the better guess.
         let first = if own && call.shape.with.passes() { Chosen { algorithm: None, ..first } } else { first };
         // Nothing can be timed while a graph is recorded.
         if !self.library.tuning || self.graphs.recording {
@@ -230,10 +233,11 @@ impl Cuda {
         self.randomise(call).map_err(|e| self.fail(e))?;
         let flush = self.flush(call);
         for algorithm in candidates {
-            // One that the library proposes and then refuses is left out.
+            // An algorithm that the library proposes and then refuses is left out.
             let Ok(seconds) = self.time_algorithm(blas, call, &algorithm, flush) else { continue };
             let milliseconds = (seconds * 1e3) as f32;
-            // An earlier one keeps its place unless it is clearly slower: so the choice is mostly the same next time.
+            // An earlier algorithm is preferred unless it is clearly slower, so that the choice is mostly the same the
+            // next time.
             if best.milliseconds.is_none_or(|least| milliseconds < 0.97 * least) {
                 best = Chosen { algorithm: Some(algorithm), milliseconds: Some(milliseconds), ..first };
             }
@@ -252,12 +256,12 @@ impl Cuda {
                 best = Chosen { algorithm: None, milliseconds: Some((ours * 1e3) as f32), ..first };
             }
         }
-        // A GPU that failed meanwhile says so here.
+        // An error of the GPU in the meantime is reported here.
         self.synchronise().map_err(|e| self.fail(e))?;
         Ok(best)
     }
 
-    /// Seconds that a product takes, its operands not in the cache.
+    /// Seconds of a multiplication, with operands that are not in the cache.
     fn time_algorithm(
         &mut self,
         blas: &Blas,
@@ -271,19 +275,19 @@ impl Cuda {
         })
     }
 
-    /// Fills a product's operands with random numbers: multiplying zeros takes less power, and so less time, than any
-    /// step does.
+    /// Fills the operands of a multiplication with random numbers: multiplying zeros takes less power, and therefore
+    /// less time, than any real step.
     fn randomise(&mut self, call: &Call) -> Result<(), CudaError> {
         for (stream, (address, dtype, count)) in call.operands().into_iter().enumerate() {
             let bytes = noise(dtype, count.min(NOISE), stream as u64);
-            // SAFETY: an operand of the call, with `count` elements behind its address.
+            // SAFETY: an operand of the call, with `count` elements at its address.
             let code = unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) };
             CudaError::check("cuMemcpyHtoD", code)?;
             let (mut done, all) = (bytes.len() as u64, count * dtype.size());
             while done < all {
                 let more = done.min(all - done);
                 let queue = self.stream.as_inner();
-                // SAFETY: as above; what is copied lies before what is written.
+                // SAFETY: as above; the source of the copy is before its target.
                 let code = unsafe { sys::cuMemcpyDtoDAsync_v2(address + done, address, more as usize, queue) };
                 CudaError::check("cuMemcpyDtoDAsync", code)?;
                 done += more;
@@ -292,8 +296,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// What to write so that a product's operands leave the cache: twice as many words of the arena, or as many as lie
-    /// together beside them, and where they begin.
+    /// The range to overwrite so that the operands leave the cache, as its address and its number of words: twice the
+    /// size of the cache, or the largest range of the arena outside the operands if that is smaller.
     fn flush(&self, call: &Call) -> [u64; 2] {
         let arena = self.arena_range();
         let mut operands = call.operands().map(|(address, dtype, count)| [address, address + count * dtype.size()]);
@@ -306,10 +310,10 @@ impl Cuda {
     }
 }
 
-/// Random numbers that are different; no power of two, so that rows differ too.
+/// Number of distinct random values; not a power of two, so that rows differ too.
 const NOISE: u64 = 65_521;
 
-/// Normal numbers in a type's bytes.
+/// Normal numbers as bytes of a type.
 pub(crate) fn noise(dtype: Dtype, count: u64, stream: u64) -> Vec<u8> {
     let random = Random::new(0, stream);
     let numbers = (0..count).map(|i| random.normal(i));
@@ -317,7 +321,7 @@ pub(crate) fn noise(dtype: Dtype, count: u64, stream: u64) -> Vec<u8> {
         Dtype::Bf16 => numbers.flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect(),
         Dtype::E4m3 => numbers.map(|x| Format::E4m3.encode(x)).collect(),
         Dtype::E5m2 => numbers.map(|x| Format::E5m2.encode(x)).collect(),
-        // The others are no operands of timed products.
+        // The other types are no operands of timed multiplications.
         _ => numbers.flat_map(f32::to_le_bytes).collect(),
     }
 }

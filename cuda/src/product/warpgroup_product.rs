@@ -1,4 +1,5 @@
-//! The product in bf16 on warpgroups, with a bias and a GELU or a rotation folded in, or the powers of a softmax.
+//! Matrix multiplication in bf16 by warpgroups, with a bias and a GELU or a rotation in its epilogue, or the
+//! exponentials of a softmax.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
@@ -11,8 +12,8 @@ use crate::device::Cuda;
 
 const NAME: &str = "warpgroup_product";
 
-/// Of warpgroup_product.cu: columns of a tile of C, and where it is turned, rows of one of A, what k is a multiple of, the
-/// least k, the most columns that have a bias, and threads.
+/// Constants of warpgroup_product.cu: columns of a tile of C, the same with a rotation, rows of a tile of A, the
+/// divisor of k, the least k, the most columns that have a bias, and threads.
 pub(crate) const COLUMNS: u32 = 256;
 const TURNED_COLUMNS: u32 = 192;
 const ROWS: u32 = 128;
@@ -21,24 +22,24 @@ const LEAST_K: u32 = 512;
 const MOST_BIAS: u32 = 4096;
 const THREADS: u32 = 384;
 
-/// What n is a multiple of for powers, whose last tile may be narrow.
+/// The divisor of n with exponentials, where the last tile may be narrow.
 const POWERS_APART: u32 = 8;
 
-/// The heads that are turned, and how many of their dims.
+/// The size of the heads that are rotated, and the number of their rotated dims.
 const HEAD: u32 = 64;
 const DIMS: u32 = 16;
 
-/// Rows of a piece of the sums of columns; those of rows have a tile's columns.
+/// Rows of a piece of column sums; a piece of row sums has the columns of a tile.
 const PIECE: u32 = 64;
 
-/// Columns of a tile, and what a block has of shared memory for it: stages, the tile, the bias, two barriers a stage.
+/// Columns of a tile, and the shared memory of a block for it: stages, the tile, the bias, two barriers for each stage.
 fn tile(p: &Product) -> (u32, u32) {
     let (columns, stages) = if p.turned.is_some() { (TURNED_COLUMNS, 4) } else { (COLUMNS, 3) };
     let stage = 2 * DEEP * (ROWS + columns);
     (columns, stages * (stage + 16) + 2 * ROWS * columns + 4 * MOST_BIAS)
 }
 
-/// Bytes of scratch for the pieces of what is summed beside a product.
+/// Bytes of scratch for the pieces of the sums that are computed with a multiplication.
 fn partial_bytes(p: &Product) -> u64 {
     let [m, n, _] = p.sizes().map(u64::from);
     match (p.summed, p.powers) {
@@ -48,14 +49,14 @@ fn partial_bytes(p: &Product) -> u64 {
     }
 }
 
-/// Heads after which their roles repeat, and how many of those, the first, are queries or keys.
+/// The number of heads after which the roles of heads repeat, and how many of these, the first, are queries or keys.
 fn roles(heads: &Heads) -> [u32; 2] {
     let interleaved = heads.query(1) != heads.size as usize;
     if interleaved { [3, 2] } else { [heads.normed() + heads.keys, heads.normed()] }
 }
 
 impl Cuda {
-    /// Whether this GPU's warpgroups compute a product, with all that belongs to it.
+    /// Whether this GPU's warpgroup kernel supports a multiplication with everything that belongs to it.
     pub(crate) fn multiplies(&mut self, p: &Product) -> Result<bool, OperationError> {
         let [m, n, k] = p.sizes();
         let apart = if p.powers.is_some() { POWERS_APART } else { tile(p).0 };
@@ -71,7 +72,7 @@ impl Cuda {
         }
         let folded = match p.case {
             Case::Nt => p.before_gelu.is_none() && p.summed.is_none() && (n <= MOST_BIAS || p.powers.is_some()),
-            // What only stores has room for a bias in any case.
+            // A multiplication without any additions has room for a bias in every case.
             Case::Nn if p.before_gelu.is_none() && n > MOST_BIAS => false,
             Case::Nn => p.bias.is_none() && p.activated.is_none() && p.before_gelu.is_some() == p.summed.is_some(),
             Case::Tn => false,
@@ -90,7 +91,7 @@ impl Cuda {
         Ok(true)
     }
 
-    /// Queues such a product. Powers leave the pieces of their rows' sums where scratch begins.
+    /// Queues such a multiplication. With exponentials, the pieces of their row sums are at the beginning of scratch.
     pub(crate) fn product_by_warpgroups(&mut self, p: &Product) -> Result<(), OperationError> {
         let ([m, n, k], (columns, shared)) = (p.sizes(), tile(p));
         let nt = p.case == Case::Nt;
@@ -99,7 +100,7 @@ impl Cuda {
         let again = p.summed.and_then(|s| s.activated);
         let partial = match partial_bytes(p) {
             0 => Pieces { at: 0, wait: false },
-            // The head reads what powers leave.
+            // The head reads the row sums of the exponentials.
             bytes if p.summed.is_none() => Pieces { at: self.scratch_at(0, bytes)?, wait: false },
             bytes => self.pieces_at(0, bytes)?,
         };

@@ -1,4 +1,4 @@
-//! Messages between ranks: through NCCL, in the graph that everything else is in.
+//! Messages between ranks: through NCCL, in the same graph as all other work.
 
 use capful_core::device::OperationError;
 use capful_core::ops::{AllGather, AllToAll, Carry};
@@ -43,17 +43,17 @@ impl OnCuda for AllToAll {
 }
 
 impl Cuda {
-    /// Joins the ranks that `peers` reaches, each with a GPU. They wait for each other.
+    /// Connects the ranks of `peers`, each with a GPU. The ranks wait for each other.
     ///
     /// # Errors
-    /// No NCCL; what it says.
+    /// NCCL is missing, or returns an error.
     pub fn join(&mut self, peers: &SharedPeers) -> Result<(), CudaError> {
         let (rank, count) = (peers.borrow().rank(), peers.borrow().count());
         let ready = Nccl::load().and_then(|nccl| {
             let id = if rank == 0 { nccl.id()? } else { [0; ID] };
             Ok((nccl, id))
         });
-        // Nobody waits in NCCL for a rank that has none.
+        // If one rank lacks NCCL, no other rank waits in NCCL for it.
         let elsewhere = |elsewhere: together::Elsewhere| CudaError::NoNccl(elsewhere.what);
         let (nccl, mut id) = together::together(Some(peers), ready, ToString::to_string, elsewhere)?;
         let shared = share_bytes(&mut *peers.borrow_mut(), &mut id);
@@ -64,14 +64,14 @@ impl Cuda {
         self.name_outside("NCCL")
     }
 
-    /// Queues messages to and from other ranks, all at once.
+    /// Queues messages to and from other ranks, all at the same time.
     pub(crate) fn exchange(
         &mut self,
         operation: &'static str,
         sends: &[Message],
         receives: &[Message],
     ) -> Result<(), OperationError> {
-        // What was queued before is queued before.
+        // Copies that were requested before must be queued before.
         self.carry_all()?;
         let done = match &self.ranks.communicator {
             Some(communicator) => communicator.exchange(self.stream.as_inner(), sends, receives),
@@ -80,7 +80,7 @@ impl Cuda {
         done.map_err(|e| self.fail(e))
     }
 
-    /// Queues several at once, in one kernel of NCCL's.
+    /// Queues several gathers at the same time, in one NCCL kernel.
     pub(crate) fn gather(&mut self, gathers: &[AllGather]) -> Result<(), OperationError> {
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for o in gathers {

@@ -1,4 +1,4 @@
-//! The largest of what several ranks have.
+//! The maximum over the parts of several ranks.
 
 use capful_core::device::OperationError;
 use capful_core::ops::MaxParts;

@@ -1,6 +1,6 @@
-//! NCCL, loaded where several ranks share a run. The functions are those of nccl.h, version 2.
+//! NCCL, loaded when several ranks share a run. The functions are those of nccl.h, version 2.
 //!
-//! Only its sends and receives are used: our own kernels add, in the order of the ranks.
+//! Only NCCL's sends and receives are used: this program's own kernels add, in the order of the ranks.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
@@ -53,18 +53,18 @@ pub struct Nccl {
 /// This rank's end of a group of GPUs.
 pub struct Communicator {
     end: Arc<End>,
-    /// The device's, which waits for all messages.
+    /// The device's stream, which waits for all messages.
     stream: sys::CUstream,
     watch: Option<Watch>,
 }
 
-/// What a watch shares of it: the library, and its handle until it is left.
+/// The part that a watch shares: the library, and the communicator's handle until it is released.
 struct End {
     nccl: Nccl,
     comm: AtomicPtr<c_void>,
 }
 
-/// Bytes on their way from or to another rank: its number, the address here, and how many.
+/// Bytes that are sent to or received from another rank: the rank's number, the local address, and the number of bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Message {
     pub rank: u32,
@@ -72,7 +72,7 @@ pub struct Message {
     pub bytes: u64,
 }
 
-/// Folders where Python packages keep the library.
+/// Folders where Python packages install the library.
 fn folders() -> Vec<PathBuf> {
     let roots = std::env::var_os("VIRTUAL_ENV").map(|root| PathBuf::from(root).join("lib"));
     let roots = roots.into_iter().chain(["/usr/local/lib".into(), "/usr/lib".into()]);
@@ -82,9 +82,9 @@ fn folders() -> Vec<PathBuf> {
 }
 
 fn open() -> Result<Library, String> {
-    // A stand-in for the driver brings its own; NVIDIA's needs NVIDIA's.
+    // A simulated driver contains the library's functions itself; NVIDIA's driver needs NVIDIA's library.
     if let Ok(driver) = capful_driver::load() {
-        // SAFETY: loaded already; only whether it has the function is asked.
+        // SAFETY: already loaded; only checks whether the function exists.
         let library = unsafe { Library::new(driver) }.map_err(|e| e.to_string())?;
         // SAFETY: as above.
         if unsafe { library.get::<GroupFn>(b"ncclGroupStart\0") }.is_ok() {
@@ -94,7 +94,7 @@ fn open() -> Result<Library, String> {
     let named = LIBRARIES.iter().map(PathBuf::from);
     let mut why = None;
     for name in named.chain(folders().into_iter().map(|folder| folder.join(LIBRARIES[0]))) {
-        // SAFETY: NVIDIA's library; its initialisers are its own.
+        // SAFETY: NVIDIA's library, with NVIDIA's initialisers.
         match unsafe { Library::new(&name) } {
             Ok(library) => return Ok(library),
             Err(e) => drop(why.get_or_insert(e.to_string())),
@@ -107,7 +107,7 @@ impl Nccl {
     /// Opens the library.
     ///
     /// # Errors
-    /// There is none.
+    /// The library is missing.
     pub fn load() -> Result<Nccl, CudaError> {
         let library = open().map_err(CudaError::NoNccl)?;
         macro_rules! function {
@@ -134,33 +134,33 @@ impl Nccl {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the library's own text of a status, which lives for ever.
+        // SAFETY: the library's own text for a status, which is static.
         let text = unsafe { (self.error)(status) };
         let code = if text.is_null() {
             format!("status {status}")
         } else {
-            // SAFETY: a string of the library's.
+            // SAFETY: a string of the library.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Err(CudaError::Driver { what, code })
     }
 
-    /// An id that all ranks of a group begin with: rank 0 makes it.
+    /// An id with which all ranks of a group start: rank 0 creates it.
     ///
     /// # Errors
-    /// What the library says.
+    /// An error of the library.
     pub fn id(&self) -> Result<[u8; ID], CudaError> {
         let mut id = UniqueId([0; ID]);
-        // SAFETY: a place for the id.
+        // SAFETY: a pointer to the id.
         self.check("ncclGetUniqueId", unsafe { (self.unique_id)(&mut id) })?;
         Ok(id.0)
     }
 
-    /// Joins the group of `id` on the current context, whose messages `stream` waits for in the end; waits for all ranks. A wait that is
-    /// overdue for `watch` is aborted.
+    /// Joins the group of `id` in the current context; waits for all ranks. `stream` waits for the group's messages in
+    /// the end. `watch` aborts a wait that takes too long.
     ///
     /// # Errors
-    /// What the library says.
+    /// An error of the library.
     pub fn join(
         self,
         id: [u8; ID],
@@ -171,7 +171,7 @@ impl Nccl {
         let end = Arc::new(End { nccl: self, comm: AtomicPtr::new(ptr::null_mut()) });
         let joined = Communicator { end, stream, watch };
         let (mut comm, nccl) = (ptr::null_mut(), &joined.end.nccl);
-        // SAFETY: a place for the handle; the current context is the device's.
+        // SAFETY: a pointer to the handle; the current context is the device's.
         let status = joined.wait(|| unsafe { (nccl.init_rank)(&mut comm, count as i32, UniqueId(id), rank as i32) });
         nccl.check("ncclCommInitRank", status)?;
         joined.end.comm.store(comm, Ordering::Release);
@@ -183,22 +183,22 @@ impl Nccl {
 }
 
 impl End {
-    /// The handle, once.
+    /// Takes the handle; later calls return `None`.
     fn take(&self) -> Option<Comm> {
         Some(self.comm.swap(ptr::null_mut(), Ordering::AcqRel)).filter(|comm| !comm.is_null())
     }
 
-    /// Ends what is under way, whatever it waits for.
+    /// Ends all messages under way, whatever they wait for.
     fn abort(&self) {
         if let Some(comm) = self.take() {
-            // SAFETY: a handle that nobody leaves but who took it. A failure leaves nothing to do.
+            // SAFETY: only the thread that took the handle releases it. A failure cannot be handled.
             unsafe { (self.nccl.abort)(comm) };
         }
     }
 }
 
 impl Communicator {
-    /// Runs what waits for the GPU, which waits for other ranks' where they send to each other.
+    /// Runs a function that waits for the GPU, which may wait for the GPUs of other ranks.
     pub fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         match &self.watch {
             Some(watch) => watch.wait_for_gpu(wait),
@@ -206,16 +206,17 @@ impl Communicator {
         }
     }
 
-    /// What ends the messages under way, on any thread.
+    /// A function that aborts the messages under way, from any thread.
     pub fn aborts(&self) -> impl FnOnce() + Send + use<> {
         let end = Arc::clone(&self.end);
         move || end.abort()
     }
 
-    /// Queues messages on `stream`, all of them at once: none waits for another one. The first ones to a rank wait until it takes part.
+    /// Queues messages on `stream`, all at the same time: none waits for another. The first messages to a rank wait
+    /// until that rank joins in.
     ///
     /// # Errors
-    /// What the library says.
+    /// An error of the library.
     pub fn exchange(&self, stream: sys::CUstream, sends: &[Message], receives: &[Message]) -> Result<(), CudaError> {
         self.wait(|| self.queue(stream, sends, receives))
     }
@@ -223,11 +224,11 @@ impl Communicator {
     fn queue(&self, stream: sys::CUstream, sends: &[Message], receives: &[Message]) -> Result<(), CudaError> {
         let nccl = &self.end.nccl;
         let (comm, stream) = (self.end.comm.load(Ordering::Acquire), stream.cast());
-        // SAFETY: no arguments.
+        // SAFETY: takes no arguments.
         nccl.check("ncclGroupStart", unsafe { (nccl.group_start)() })?;
         let mut done = Ok(());
         for Message { rank, address, bytes } in sends.iter().filter(|message| message.bytes > 0) {
-            // SAFETY: bytes of the arena, which outlives the communicator; one of the device's streams.
+            // SAFETY: bytes of the arena, which outlives the communicator; a stream of the device.
             let status =
                 unsafe { (nccl.send)(*address as *const c_void, *bytes as usize, BYTES, *rank as i32, comm, stream) };
             done = done.and(nccl.check("ncclSend", status));
@@ -238,7 +239,7 @@ impl Communicator {
                 unsafe { (nccl.receive)(*address as *mut c_void, *bytes as usize, BYTES, *rank as i32, comm, stream) };
             done = done.and(nccl.check("ncclRecv", status));
         }
-        // SAFETY: ends what was begun above, whatever happened between.
+        // SAFETY: ends the group that was started above, even after an error.
         done.and(nccl.check("ncclGroupEnd", unsafe { (nccl.group_end)() }))
     }
 }
@@ -250,11 +251,11 @@ impl Drop for Communicator {
         }
         let Some(comm) = self.end.take() else { return };
         let End { nccl, .. } = &*self.end;
-        // SAFETY: the device's own stream, which outlives this.
+        // SAFETY: the device's own stream, which outlives the communicator.
         let over = unsafe { sys::cuStreamQuery(self.stream) } == sys::cudaError_enum::CUDA_SUCCESS;
-        // Destroying waits for messages under way, which after a failure may never end.
+        // Destroying waits for messages under way, which may never end after a failure.
         let leave = if over { nccl.destroy } else { nccl.abort };
-        // SAFETY: made by `join` and left once. A failure leaves nothing to do.
+        // SAFETY: created by `join` and released once. A failure cannot be handled.
         self.wait(|| unsafe { leave(comm) });
     }
 }

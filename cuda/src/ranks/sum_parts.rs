@@ -1,4 +1,4 @@
-//! The sum of what several ranks have.
+//! The sum over the parts of several ranks.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Dtype;

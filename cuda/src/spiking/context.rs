@@ -1,4 +1,4 @@
-//! Signals as rows of tokens.
+//! Converts signals to rows of tokens.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Region;
@@ -10,7 +10,7 @@ use crate::arguments::ContextArgs;
 use crate::device::Cuda;
 
 impl Cuda {
-    /// `first` is the first token's first signal.
+    /// Converts the signals to `rows`, or back; `first` is the index of the first token's first signal.
     fn context(&mut self, name: &'static str, rows: Region, signals: Region, first: u32) -> Result<(), OperationError> {
         self.exact(name, [rows])?;
         let [_, streams, tokens, columns] = rows.shape;

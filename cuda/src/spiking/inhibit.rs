@@ -1,4 +1,4 @@
-//! Inhibitory synapses that stay so.
+//! Keeps inhibitory synapses at or below zero.
 
 use capful_core::device::OperationError;
 use capful_core::ops::Inhibit;

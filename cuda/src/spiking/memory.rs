@@ -11,7 +11,7 @@ use crate::error::CudaError;
 use crate::room::spiking::score_bytes;
 
 impl Cuda {
-    /// What both directions read.
+    /// The arguments common to the forward and the backward pass.
     fn memory(
         &mut self,
         [keys, queries, values, keep, out]: [Region; 5],
@@ -51,7 +51,7 @@ impl OnCuda for Memory {
             cuda.memory([self.keys, self.queries, self.values, self.keep, self.out], self.before, self.decay)?;
         let (matrix_after, key_after) = (cuda.address(self.after.matrix)?, cuda.address(self.after.key)?);
         let arguments = MemoryArgs { matrix_after, key_after, ..arguments };
-        // Elements of a row that a lane holds.
+        // Elements of a row in one lane.
         let each = arguments.keys_size.div_ceil(32);
         let Some(held) = [1, 2, 4, 8, 32].into_iter().find(|n| each <= *n) else {
             let why = "a memory's keys have more than 1,024 elements";

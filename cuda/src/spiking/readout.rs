@@ -1,4 +1,4 @@
-//! The residual stream of a spiking model out of its signals.
+//! Computes the residual stream of a spiking model from its signals.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Region;
@@ -11,7 +11,7 @@ use crate::device::{Cuda, blocks, width};
 use crate::room::spiking::{READOUT_TOKENS, turned_bytes};
 
 impl Cuda {
-    /// What both directions have in common; `out` is [B, T, D].
+    /// The arguments common to the forward and the backward pass; `out` is [B, T, D].
     pub(crate) fn readout(
         &mut self,
         [signals, weights, out]: [Region; 3],
@@ -63,7 +63,7 @@ impl OnCuda for Readout {
         }
         let arguments = cuda.readout([self.signals, self.weights, self.out], self.layout, self.gate)?;
         let ReadoutArgs { dims, streams, tokens, tile, wide, .. } = arguments;
-        // Streams of a thread.
+        // Number of streams that one thread processes.
         let own = if wide > 0 { 16 / self.signals.dtype.size() as u32 } else { 1 };
         let (kernel, grid) = match streams {
             1 => ("readout_one", [dims.div_ceil(32), 1, tokens]),

@@ -1,4 +1,4 @@
-//! The readout and its gradients as small products on tensor cores: `readout_tensor.cu` says which.
+//! The readout and its gradients as small matrix multiplications on tensor cores, which `readout_tensor.cu` describes.
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
@@ -8,26 +8,26 @@ use crate::arguments::ReadoutArgs;
 use crate::device::Cuda;
 
 const NAME: &str = "readout_tensor";
-/// Bytes of the weights of 16 outputs to 16 dims: Weights of readout_tensor.cu.
+/// Bytes of the weights from 16 outputs to 16 dims: Weights of readout_tensor.cu.
 const WEIGHTS: u64 = 1024;
-/// The most of them that its kernels lay down.
+/// The most bytes of weights that its kernels store in shared memory.
 const ROOM: u64 = 144 << 10;
 /// ROWS of readout_tensor.cu.
 const ROWS: u32 = 3;
 
-/// Of outputs, as many as dims each.
+/// Number of groups of outputs, each with as many outputs as there are dims.
 const fn groups(a: &ReadoutArgs) -> u32 {
     a.outputs.div_ceil(a.dims)
 }
 
-/// Bytes of the weights of one place of a step.
+/// Bytes of the weights of one residue of the outputs modulo the step.
 fn weights_bytes(a: &ReadoutArgs) -> u64 {
     let tiles = u64::from(a.fan_out / 16);
     u64::from(groups(a)) * tiles * tiles * WEIGHTS
 }
 
 impl Cuda {
-    /// The arguments where the kernels can take it: whole tiles of dims and of streams, of bf16, and no gate.
+    /// The arguments where the kernels support the readout: whole tiles of dims and of streams, in bf16, and no gate.
     fn readout_tensor(
         &mut self,
         [signals, weights, out]: [Region; 3],
@@ -42,12 +42,13 @@ impl Cuda {
         fits.then(|| self.readout([signals, weights, out], layout, None)).transpose()
     }
 
-    /// The tokens of a block where `blocks` of them lie side by side and a multiprocessor takes `most`.
+    /// The number of tokens of a block, where `blocks` blocks cover the other dimensions and a multiprocessor runs
+    /// `most` blocks.
     fn share(&self, tokens: u32, blocks: u32, most: u32) -> u32 {
         tokens.div_ceil((most * self.hardware.multiprocessors / blocks).max(1))
     }
 
-    /// Queues the readout, or says that it is not one for these kernels.
+    /// Queues the readout; returns false where these kernels do not support it.
     pub(crate) fn readout_on_tensor_cores(&mut self, o: &Readout) -> Result<bool, OperationError> {
         let arguments = match o.gate {
             None => self.readout_tensor([o.signals, o.weights, o.out], o.layout)?,
@@ -62,7 +63,7 @@ impl Cuda {
         Ok(true)
     }
 
-    /// Queues its gradients, or says that they are not for these kernels.
+    /// Queues the readout's gradients; returns false where these kernels do not support them.
     pub(crate) fn readout_grad_on_tensor_cores(&mut self, o: &ReadoutGrad) -> Result<bool, OperationError> {
         let arguments = match (o.gate, o.feedback) {
             (None, None) => self.readout_tensor([o.signals, o.weights, o.out_grad], o.layout)?,

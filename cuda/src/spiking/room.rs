@@ -1,4 +1,4 @@
-//! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
+//! Scratch memory of this folder's operations, in every build; their launchers exist only in builds with `cuda`.
 
 use capful_core::memory::Region;
 use capful_core::ops::{
@@ -41,32 +41,32 @@ impl CudaScratch for SynapseGrad {
     }
 }
 
-/// Bytes of a bit for each neuron, stream and token: whether it fired.
+/// Bytes for one bit for each neuron, stream and token: whether the neuron fired.
 pub fn bit_bytes(neurons: u32, streams: u32, tokens: u32) -> u64 {
     4 * u64::from(neurons) * u64::from(streams.div_ceil(32)) * u64::from(tokens)
 }
 
-/// The scratch of spiking modules of one stream that come in one launch: how many blocks wait, then bits of who fired at an
-/// even token and at an odd one, module by module.
+/// The scratch of spiking modules of one stream in a single launch: the number of waiting blocks, then bits of the
+/// neurons that fired at an even token and at an odd token, module by module.
 pub struct BitRoom;
 
 impl BitRoom {
-    /// The most modules of a launch: MOST_MODULES of spikes.cu.
+    /// The most modules of a launch: MOST_MODULES of modules.cu.
     pub const MODULES: u64 = 8;
     /// The first byte of bits.
     pub const FIRST: u64 = 16;
 
-    /// Words of the bits of so many neurons.
+    /// Words of the bits of `neurons`.
     pub const fn words(neurons: u32) -> u32 {
         neurons.div_ceil(32)
     }
 
-    /// Bytes of a module of so many neurons.
+    /// Bytes of a module with this number of neurons.
     pub fn of_one(neurons: u32) -> u64 {
         8 * u64::from(BitRoom::words(neurons))
     }
 
-    /// Bytes for a module, enough for a launch or a chain of which it is the largest.
+    /// Bytes for a module, enough for a launch or a chain in which it is the largest module.
     pub fn of(o: &Spike) -> u64 {
         let (neurons, streams) = (o.weights.rows(), o.signals.columns());
         match streams {
@@ -78,29 +78,29 @@ impl BitRoom {
 
 /// The scratch of a spiking module of many streams in a chain of tokens, in this order.
 pub struct ChainRoom {
-    /// Bytes of who fired at an even token, and at an odd one.
+    /// Bytes of the bits of the neurons that fired at an even token, and again for an odd token.
     pub bits: u64,
-    /// Bytes of how many synapses of each neuron are summed before.
+    /// Bytes of the numbers of synapses of each neuron that are summed beforehand.
     pub taken: u64,
 }
 
 impl ChainRoom {
-    /// For this module.
+    /// The scratch of this module.
     pub fn of(o: &Spike) -> ChainRoom {
         let (neurons, streams) = (o.weights.rows(), o.signals.columns());
         ChainRoom { bits: bit_bytes(neurons, streams, 1), taken: 4 * u64::from(neurons) }
     }
 
-    /// Bytes of all.
+    /// Bytes in all.
     pub fn bytes(&self) -> u64 {
         2 * self.bits + self.taken
     }
 }
 
-/// Tokens of the readout's gradient that one launch takes: TOKENS of readout.cu.
+/// Tokens of the readout's gradient in one launch: TOKENS of readout.cu.
 pub const READOUT_TOKENS: u32 = 8;
 
-/// Bytes of their gradients as signals lie.
+/// Bytes of these tokens' gradients in the layout of signals.
 pub fn turned_bytes(out_grad: &Region) -> u64 {
     let [_, streams, _, dims] = out_grad.shape;
     4 * u64::from(streams) * u64::from(READOUT_TOKENS) * u64::from(dims)
@@ -112,7 +112,7 @@ pub fn score_bytes(keys: &Region) -> u64 {
     8 * u64::from(streams) * u64::from(tokens) * u64::from(tokens)
 }
 
-/// Bytes of three numbers a token, and of one.
+/// Bytes of three numbers for each token, and of one more number.
 pub fn modulate_bytes(factors: &Region) -> u64 {
     12 * factors.elements() + 4
 }

@@ -10,63 +10,66 @@ use crate::error::CudaError;
 use crate::room::spiking::bit_bytes;
 
 const NAME: &str = "spike";
-/// The module of one stream's kernels.
+/// The code module with the kernels for a single stream.
 const OF_ONE: &str = "spike_one";
 
-/// ROOM of spike.cu: neurons times streams of a thread block.
+/// ROOM of spike.cu: the product of neurons and streams of a thread block.
 const ROOM: u32 = 4096;
 
-/// PLACES and ALONE of spike_one.cu: of a block that has one stream, products and neurons.
+/// PLACES and ALONE of spike_one.cu, for a block with one stream: the most products in shared memory, and the most
+/// neurons.
 const PLACES: u32 = 8448;
 const MOST: u32 = 256;
 
 /// THREADS_OF_ONE of spike_one.cu.
 const THREADS_OF_ONE: u32 = 512;
 
-/// From so many neurons on, spikes of the only stream are packed into bits before they are read.
+/// From this number of neurons on, the spikes of a single stream are packed into bits before they are read.
 const PACKED: u32 = 16_384;
 
-/// Neurons of a thread block where nobody competes, in one stream and in many.
+/// Neurons of a thread block without competition, with one stream and with many.
 const ALONE: u32 = 128;
 const FREE: u32 = 64;
 
-/// What the step of a module in a chain of tokens finds, and where it leaves who fires.
+/// The links of a module's step to its neighbours in a chain of tokens: existing data, and where the step stores which
+/// neurons fire.
 #[derive(Clone, Copy)]
 pub(crate) struct Links {
-    /// Room for who fired before, and whether the step of the token before has written it.
+    /// The bits of the neurons that fired at the previous token, and whether that token's step has already written
+    /// them.
     pub(crate) bits: u64,
     pub(crate) packed: bool,
-    /// Of this token; 0 for nowhere.
+    /// The address for the bits of this token; 0 if they are not stored.
     pub(crate) after: u64,
-    /// How many synapses of each neuron are summed already; 0 for none of any.
+    /// The numbers of synapses of each neuron that are summed already; 0 if none are.
     pub(crate) taken: u64,
 }
 
-/// How thread blocks share a module's neurons and streams.
+/// The division of a module's neurons and streams among thread blocks.
 struct Shares {
-    /// Neurons of a thread block, of which so many may fire.
+    /// Neurons of a thread block, and how many of them may fire.
     block: u32,
     winners: u32,
-    /// Whether they compete.
+    /// Whether the neurons compete.
     compete: bool,
     /// Streams of a thread block.
     together: u32,
-    /// Whether a thread has 16 bytes of signals of them.
+    /// Whether a thread reads the signals of several streams as 16 bytes.
     wide: bool,
-    /// Whether its products lie in shared memory: it has one stream.
+    /// Whether the block's products are in shared memory: it has a single stream.
     one: bool,
     /// Whether spikes are packed.
     packs: bool,
-    /// Whether it has whole groups of outputs and pools them itself.
+    /// Whether the block has whole groups of outputs and sums their spikes itself.
     pooled: bool,
 }
 
 impl Shares {
-    /// `vector` are the signals of 16 bytes, or 1.
+    /// `vector` is the number of signals in 16 bytes, or 1.
     fn of(o: &Spike, vector: u32) -> Result<Shares, CudaError> {
         let (neurons, fan_in, streams) = (o.weights.rows(), o.weights.columns(), o.signals.columns());
         let compete = o.cell.winners < o.cell.block;
-        // Of the outputs' groups, where all have as many neurons.
+        // The size of an output's group, where all groups have the same size.
         let group = neurons / o.outputs.count.max(1);
         let group = if group > 0 && neurons == group * o.outputs.count { group } else { 0 };
         let shared = |block: u32| {
@@ -77,7 +80,8 @@ impl Shares {
         let block = match compete {
             true => o.cell.block.min(neurons),
             false if shared(FREE) > 1 => alone(FREE),
-            // As many as have places for their products, so that threads share the reading of a row.
+            // As many neurons as shared memory has room for products of, so that the threads share the reading of a
+            // row.
             false => match PLACES / (fan_in | 1) {
                 places @ 32.. => alone(places.min(ALONE)),
                 _ => alone(ALONE),
@@ -89,9 +93,9 @@ impl Shares {
         }
         let together = shared(block);
         let one = together == 1 && block <= MOST && u64::from(block) * u64::from(fan_in | 1) <= PLACES.into();
-        // Those of the only stream where they are too many for the first cache.
+        // The spikes of a single stream are packed where they do not fit in the first-level cache.
         let packs = !one || streams == 1 && neurons >= PACKED;
-        // Thresholds move by the spikes of all streams.
+        // Thresholds change with the spikes of all streams.
         let holds = o.cell.homeostasis <= 0.0 || !one && streams <= together;
         Ok(Shares {
             block,
@@ -106,7 +110,7 @@ impl Shares {
     }
 }
 
-/// The signals of 16 bytes where a module's threads have as many streams each.
+/// The number of signals in 16 bytes, where the threads of a module process that number of streams each.
 pub(crate) fn wide(o: &Spike) -> Option<u32> {
     let regions = [Some(o.signals), Some(o.spikes), Some(o.keep), Some(o.potential), Some(o.fatigue), o.slope];
     let offsets: Vec<u64> = regions.into_iter().flatten().map(|r| r.offset).collect();
@@ -115,7 +119,7 @@ pub(crate) fn wide(o: &Spike) -> Option<u32> {
     (shares.wide && shares.packs).then_some(vector)
 }
 
-/// Whether the kernel can count in 32 bits where it does: a token's signals and those of the token before, the words of
+/// Whether 32-bit indices of the kernel suffice: for the signals of a token and of the token before, the words of
 /// packed spikes, the synapses of a thread block.
 pub(crate) fn countable([rows, streams, neurons, fan_in]: [u32; 4], block: u32) -> bool {
     let product = |a: u64, b: u32| a.checked_mul(b.into()).is_some_and(|n| n <= u32::MAX.into());
@@ -135,7 +139,7 @@ impl OnCuda for Spike {
 }
 
 impl Cuda {
-    /// What the kernels take but for how thread blocks share the work: neurons that compete come together.
+    /// The kernels' arguments without the division among thread blocks; competing neurons are in one block.
     pub(crate) fn spike_arguments(&mut self, o: &Spike) -> Result<SpikeArgs, OperationError> {
         self.exact(NAME, [o.keep, o.weights, o.potential, o.fatigue, o.offset])?;
         let [_, _, rows, streams] = o.signals.shape;
@@ -176,13 +180,13 @@ impl Cuda {
         })
     }
 
-    /// Queues a module's step, which may have links to those of the tokens before and behind.
+    /// Queues a module's step, with optional links to the steps of the previous and the next token.
     pub(crate) fn spike(&mut self, o: &Spike, links: Option<Links>) -> Result<(), OperationError> {
         let dtype = self.dtype(NAME, [Some(o.signals), Some(o.spikes), o.slope].into_iter().flatten())?;
         let mut arguments = self.spike_arguments(o)?;
         let SpikeArgs { signals, spikes, keep, potential, fatigue, slope, rows, streams, neurons, fan_in, .. } =
             arguments;
-        // The streams of a thread are 16 bytes of signals, or one.
+        // A thread processes the streams in 16 bytes of signals, or one stream.
         let vector = width(dtype, streams.into(), &[signals, spikes, keep, potential, fatigue, slope]);
         let Shares { block, winners, compete, together, wide, one, packs, pooled } =
             Shares::of(o, vector).map_err(|e| self.fail(e))?;
@@ -229,7 +233,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_counts_in_32_bits_is_refused_where_it_would_wrap() {
-        // The largest preset with as many streams as a grid takes.
+        // The largest preset with the most streams of a grid.
         assert!(countable([16_000, 65_535, 157_696, 128], ALONE));
         assert!(!countable([33_000, 65_535, 157_696, 128], ALONE));
         assert!(

@@ -1,6 +1,7 @@
-//! Spiking modules of many streams, token after token, behind the taps that they read: a chain of steps. What taps bring
-//! to a neuron does not wait for the token before, so it is summed for all tokens first (`spike_taps.rs`); and a step
-//! leaves to the next token's who fired, packed. Found in a program as a pass over its list.
+//! Spiking modules of many streams, token after token, following the taps that they read: a chain of steps. The input
+//! of a neuron from taps does not depend on the previous token, so it is summed for all tokens first (`spike_taps.rs`);
+//! and each step stores which neurons fired, packed, for the next token's step. A pass over a program's operations
+//! finds such chains.
 //!
 //! ```text
 //!  taps    sums of all tokens    token 0: module, module, ...    token 1: module, module, ...
@@ -14,27 +15,27 @@ use capful_core::device::{Op, OperationError};
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Spike, Taps};
 
+use super::modules::{at_one_token, tokens_of};
 use super::spike::{Links, wide};
 use super::spike_taps::sums;
-use super::spikes::{at_one_token, tokens_of};
 use crate::OnCuda;
 use crate::device::Cuda;
 use crate::room::spiking::ChainRoom;
 
-/// Operations of a chain: taps, then modules at token 0, and how many tokens go through them.
+/// Operations of a chain: taps, then the modules at token 0, and the number of tokens that they process.
 pub(crate) struct Chain {
     taps: Taps,
     at_first: Vec<Spike>,
     tokens: u32,
 }
 
-/// Whether a module reads these taps in many streams.
+/// Whether a module reads these taps and has many streams.
 pub(crate) fn begins(taps: &Taps, o: &Spike) -> bool {
     let alike = [Some(o.spikes), o.slope].into_iter().flatten().all(|r| r.dtype == o.signals.dtype);
     taps.signals == o.signals && taps.keep == o.keep && o.signals.columns() > 1 && alike && wide(o).is_some()
 }
 
-/// Whether two steps may be of one chain.
+/// Whether two steps can belong to one chain.
 pub(crate) fn linked(a: &Spike, b: &Spike) -> bool {
     a.signals == b.signals && a.keep == b.keep && a.signals.columns() > 1 && wide(a).is_some() && wide(b).is_some()
 }
@@ -46,24 +47,24 @@ fn apart(regions: &[Region]) -> bool {
 }
 
 impl Chain {
-    /// Of the first operations of `ops`.
+    /// The chain of the first operations of `ops`.
     pub(crate) fn of(ops: &[Op]) -> Option<Chain> {
         let (Op::Taps(taps), behind) = ops.split_first()? else { return None };
         let at_first = at_one_token(behind, |_, o| begins(taps, o));
-        // Each module leaves its own spikes and slopes.
+        // Each module writes its own spikes and slopes.
         let written: Vec<Region> = at_first.iter().flat_map(|o| [Some(o.spikes), o.slope]).flatten().collect();
         let own = at_first.first().is_some_and(|o| o.token == 0 && begins(taps, o)) && apart(&written);
         own.then(|| Chain { taps: *taps, tokens: tokens_of(behind, &at_first), at_first })
     }
 
-    /// How many operations it does.
+    /// The number of operations in the chain.
     pub(crate) fn count(&self) -> usize {
         1 + self.at_first.len() * self.tokens as usize
     }
 
-    /// Of which modules taps are summed beforehand, with so much shared memory.
+    /// For each module whether its taps are summed beforehand, with this amount of shared memory.
     pub(crate) fn summed(&self, shared: u64) -> Vec<bool> {
-        // Taps stay what they are as long as no module writes there.
+        // Taps keep their values as long as no module writes to their rows.
         let stay =
             |o: &Spike| u64::from(o.outputs.first) >= u64::from(self.taps.taps) * u64::from(self.taps.x.shape[3]);
         let all = self.at_first.iter().all(stay);
@@ -72,12 +73,12 @@ impl Chain {
 }
 
 impl Cuda {
-    /// The chain that `ops` begin with.
+    /// The chain at the beginning of `ops`.
     pub(crate) fn chain(&self, ops: &[Op]) -> Option<Chain> {
         Chain::of(ops)
     }
 
-    /// Queues a chain, and says how many operations it does.
+    /// Queues a chain; returns the number of its operations.
     pub(crate) fn run_chain(&mut self, chain: &Chain) -> Result<usize, OperationError> {
         OnCuda::run(chain.taps, self)?;
         let mut places = Vec::with_capacity(chain.at_first.len());

@@ -1,4 +1,5 @@
-//! What taps bring to a module's neurons, for many tokens at once, left where its steps take it up: `spike_taps.cu`.
+//! The inputs of a module's neurons from taps, for many tokens at once, stored where the module's steps read them:
+//! `spike_taps.cu`.
 
 use capful_core::device::OperationError;
 use capful_core::ops::{Spike, Taps};
@@ -6,29 +7,29 @@ use capful_core::ops::{Spike, Taps};
 use crate::arguments::SpikeTapsArgs;
 use crate::device::Cuda;
 
-// As in spike_taps.cu.
+// The same constants as in spike_taps.cu.
 const THREADS: u32 = 768;
 const TOKENS: u32 = 8;
 /// Neurons of a thread block at a time.
 const NEURONS: u32 = THREADS / TOKENS;
-/// Bytes of shared memory besides the taps' and what masks them: a word and the places of each warp.
+/// Bytes of shared memory in addition to the taps and their masks: a word and the synapse positions of each warp.
 const FIXED: u64 = THREADS as u64 / 32 * (4 + 2048);
-/// Places have as many bits.
+/// The limit of positions, which are stored in as many bits.
 const PLACES: u64 = 1 << 18;
 
-/// Bytes of shared memory, where a thread block has room in `shared` of them, and can count.
+/// Bytes of shared memory, if a thread block has room for them in `shared` bytes and its counters suffice.
 fn room(o: &Taps, shared: u64) -> Option<u64> {
     let (width, taps) = (u64::from(o.x.shape[3]), u64::from(o.taps));
     let window = taps.checked_add(u64::from(TOKENS) - 1)?;
     let taken = width.checked_mul(window)?.checked_add(u64::from(TOKENS) * (1 + taps))?.checked_mul(16)?;
     let bytes = taken.checked_add(FIXED)?;
-    // A source divided by the width is a multiplication.
+    // The division of a source by the width is computed as a multiplication.
     let divides = || u32::try_from(width * width * taps).is_ok();
     (bytes <= shared && taken <= PLACES && taps <= 1 << 13 && divides()).then_some(bytes)
 }
 
-/// Whether the sums of a module's taps can be made for all tokens before its steps. They wait in the place of its slopes
-/// and spikes.
+/// Whether the sums of a module's taps can be computed for all tokens before its steps. The sums are stored in the
+/// slots of its slopes and spikes.
 pub(crate) fn sums(o: &Taps, module: &Spike, shared: u64) -> bool {
     let quads = module.weights.columns().is_multiple_of(4)
         && [module.sources, module.weights].iter().all(|r| r.offset.is_multiple_of(16));
@@ -41,7 +42,7 @@ pub(crate) fn sums(o: &Taps, module: &Spike, shared: u64) -> bool {
 }
 
 impl Cuda {
-    /// Queues the sums of a module's first `tokens`; `taken` gets how many synapses are in them.
+    /// Queues the sums of a module's first `tokens`; `taken` receives the number of synapses in each sum.
     pub(crate) fn spike_taps(
         &mut self,
         o: &Taps,
@@ -52,7 +53,8 @@ impl Cuda {
         let (neurons, streams, dtype) = (module.weights.rows(), module.signals.columns(), module.signals.dtype);
         let bytes = room(o, self.hardware.shared).unwrap_or(u64::MAX) as u32;
         let groups = u64::from(streams) * dtype.size() / 16 * u64::from(tokens.div_ceil(TOKENS));
-        // Whole turns of all multiprocessors, but each block so many neurons that bringing taps is little beside them.
+        // Whole rounds of all multiprocessors, but with enough neurons in each block that loading the taps takes little
+        // time in comparison.
         let parts = |turns: u64| (turns * u64::from(self.hardware.multiprocessors) / groups).max(1);
         let enough = |turns: &u64| u64::from(neurons) / parts(*turns) >= 8 * u64::from(NEURONS);
         let parts = parts((2..=5).rev().find(enough).unwrap_or(1));

@@ -1,4 +1,5 @@
-//! Signals are [rows, B] a token, what dense products read [B, T, columns]: the tiles in which one becomes the other.
+//! The conversion between signals, which are [rows, B] for each token, and the operands of dense matrix
+//! multiplications, which are [B, T, columns]: tiles in which one becomes the other.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
@@ -11,14 +12,14 @@ pub fn tile(streams: u32) -> u32 {
     streams.min(32).next_power_of_two()
 }
 
-/// The tiles of `columns` signals of `tokens` tokens.
+/// The grid of tiles for `columns` signals of `tokens` tokens.
 pub fn tiles(columns: u32, streams: u32, tokens: u32) -> [u32; 3] {
     let tile = tile(streams);
     [blocks(columns.into(), (256 / tile).max(32)), streams.div_ceil(tile), tokens]
 }
 
 impl Cuda {
-    /// The types of signals and of their gradients, which are no narrower: `f32_f32`, `bf16_f32` or `bf16_bf16`.
+    /// The types of signals and of their gradients, which are at least as wide: `f32_f32`, `bf16_f32` or `bf16_bf16`.
     pub(crate) fn pair(
         &mut self,
         operation: &'static str,

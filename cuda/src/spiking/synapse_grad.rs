@@ -10,7 +10,7 @@ use crate::arguments::SynapseGradArgs;
 use crate::device::{Cuda, width};
 use crate::room::spiking::bit_bytes;
 
-/// TOKENS and TENSOR_TOKENS of synapse_grad.cuh: those of one launch.
+/// TOKENS and TENSOR_TOKENS of synapse_grad.cuh: the number of tokens in one launch.
 const TOKENS: usize = 4;
 const TENSOR_TOKENS: usize = 8;
 

@@ -1,4 +1,4 @@
-//! What a module's synapses bring back to their sources.
+//! The gradient that a module's synapses give to their sources.
 
 use capful_core::device::OperationError;
 use capful_core::ops::{Spike, SynapseInputGrad};

@@ -1,4 +1,4 @@
-//! Attention and its gradient, by each of their kernels.
+//! Attention and its gradient, with each of their kernels.
 
 use capful_core::ops::{AttentionGrad, Heads, Kind, Pattern};
 
@@ -11,7 +11,7 @@ use capful_witness::attention::{
     Case, attention, attention_grad, attention_grad_inside, attention_inside, offsets, turning,
 };
 
-/// Lengths around the tiles' sides and sizes around the padded ones, each pair with one of the patterns.
+/// Lengths around the tiles' sides and sizes around the padded sizes, each pair with one of the patterns.
 fn tiled_attentions() -> Vec<Case> {
     let mut patterns = vec![Pattern::DENSE];
     for kind in [Kind::Local, Kind::Global, Kind::Mixed] {
@@ -32,7 +32,7 @@ fn tiled_attentions() -> Vec<Case> {
     cases
 }
 
-/// Short sequences, several to a tile: tiles that are full, not full, and the only one.
+/// Short sequences, several in a tile: tiles that are full, partly full, and the only tile.
 fn packed_attentions() -> Vec<Case> {
     let local = |block| Pattern { kind: Kind::Local, block, window: 0, stride: 3 };
     let grouped = Heads::grouped(6, 2, 64);
@@ -44,7 +44,7 @@ fn packed_attentions() -> Vec<Case> {
         (Heads::grouped(4, 2, 128), 9, 8, Pattern::DENSE),
         (Heads::interleaved(2, 100), 3, 32, Pattern::DENSE),
         (Heads::interleaved(2, 32), 3, 32, local(32)),
-        // The pattern hides a part: not packed.
+        // The pattern hides a part of the keys: not packed.
         (Heads::interleaved(2, 32), 3, 32, local(16)),
     ];
     cases.extend([(13, 8), (1, 8), (5, 16), (9, 16), (3, 32), (4, 32)].map(|(b, t)| (grouped, b, t, Pattern::DENSE)));
@@ -60,14 +60,15 @@ fn attention_and_its_gradient_in_tiles_of_bf16() {
     }
 }
 
-/// Tiles of every kind with documents, whole and hidden tiles of keys in long sequences among them: each kernel's twin.
+/// Tiles of every kind with documents, including fully visible and fully hidden tiles of keys in long sequences: each
+/// kernel's variant for documents.
 #[test]
 fn attention_inside_documents_in_tiles_of_bf16() {
     let mut bench = Bench::of_attention();
     let long =
         [(Heads::interleaved(2, 64), 4, 400), (Heads::grouped(4, 2, 64), 2, 700), (Heads::grouped(2, 1, 128), 1, 300)];
     let long = long.map(|(heads, batch, t)| (heads, batch, t, Pattern::DENSE));
-    // Short windows and sequences, which have kernels of their own where rows are seen whole.
+    // Short windows and short sequences: without documents these have separate kernels.
     let other = [
         (Heads::interleaved(2, 64), 3, 333, SHORT_WINDOW),
         (Heads::interleaved(2, 64), 4, 128, Pattern::DENSE),
@@ -80,7 +81,8 @@ fn attention_inside_documents_in_tiles_of_bf16() {
     }
 }
 
-/// By the kernel for long sequences: the same cases as without documents, and with documents of several works of keys.
+/// With the kernel for long sequences: the same cases as without documents, and documents that span several work items
+/// of keys.
 #[test]
 fn long_sequences_of_documents_have_a_gradient_by_keys() {
     let mut bench = Bench::of_attention();
@@ -97,7 +99,7 @@ fn long_sequences_of_documents_have_a_gradient_by_keys() {
     }
 }
 
-/// The gradient where 16, 32 or all of a head's 64 elements are turned, or a part of a narrower one.
+/// The gradient where 16, 32 or all of a head's 64 elements are rotated, or a part of a narrower head.
 fn turned_attention_grad(bench: &mut Bench, case: Case, inside: bool) {
     let (heads, batch, t, _) = case;
     for pairs in if heads.size == 64 { vec![8, 16, 32] } else { vec![heads.size / 4] } {
@@ -120,7 +122,7 @@ fn long_sequences_have_a_gradient_by_keys() {
         (Heads::grouped(4, 2, 64), 1, 200),
         (Heads::grouped(3, 1, 64), 1, 257),
         (Heads::grouped(2, 1, 34), 1, 190),
-        // Several columns of keys for each block.
+        // Several work items of keys for each block.
         (Heads::interleaved(3, 64), 3, 300),
         (Heads::interleaved(2, 64), 5, 130),
     ]) {
@@ -128,7 +130,8 @@ fn long_sequences_have_a_gradient_by_keys() {
     }
 }
 
-/// One head of a key, several, and more than a block has stages for; whole tiles and parts of them, narrow heads.
+/// One query head for each key head, several, and more than a block has stages for; whole and partial tiles, narrow
+/// heads.
 #[test]
 fn sequences_that_stay_on_the_chip_have_a_gradient() {
     let mut bench = Bench::of_attention();
@@ -162,10 +165,11 @@ fn short_sequences_of_grouped_heads_stay_on_the_chip() {
     }
 }
 
-/// A block and the one before it.
+/// A window of a block and the block before it.
 const SHORT_WINDOW: Pattern = Pattern { kind: Kind::Local, block: 64, window: 1, stride: 3 };
 
-/// One stripe of a sequence, several, and a tile a stripe; sequences of one tile, of whole ones and not.
+/// One stripe of a sequence, several stripes, and one stripe for each tile; sequences of one tile, of whole tiles and
+/// of a partial one.
 #[test]
 fn short_windows_go_by_stripes() {
     let mut bench = Bench::new();
@@ -174,7 +178,7 @@ fn short_windows_go_by_stripes() {
     }
     let cases = [(2, 1, 64), (1, 2, 65), (2, 2, 128), (1, 1, 200), (2, 1, 333), (1, 1, 1100)];
     for multiprocessors in [1, 3, 1000] {
-        // Nothing else is there to be launched.
+        // No other kernel is available.
         let gpu = &mut bench.gpus_mut()[0];
         gpu.hardware.multiprocessors = multiprocessors;
         gpu.modules.retain(|(name, _)| ["attention_local", "attention_grad_local"].contains(name));
@@ -223,7 +227,8 @@ fn stripes_do_not_change_the_bits() {
     assert!(found.iter().all(|one| *one == found[0]));
 }
 
-/// All sequences one after the other, some and then the others together, and all together; by keys with both of its kernels.
+/// All sequences one after the other, some of them and then the others together, and all together; with both kernels of
+/// the keys' gradient.
 #[test]
 fn the_order_of_blocks_does_not_change_the_bits() {
     let mut bench = Bench::new();
@@ -248,7 +253,7 @@ fn the_order_of_blocks_does_not_change_the_bits() {
 
 #[test]
 fn blocks_that_run_together_work_at_few_sequences() {
-    // Pythia-70M and 160M on an H200, four blocks a multiprocessor; few sequences; long ones.
+    // Pythia-70M and 160M on an H200, with four blocks on each multiprocessor; few sequences; long sequences.
     assert_eq!(OrderArgs::of([8, 32, 32], 528).alone, 23);
     assert_eq!(OrderArgs::of([12, 64, 16], 528).alone, 53);
     assert_eq!(OrderArgs::of([8, 4, 32], 528).alone, 0);
@@ -257,7 +262,7 @@ fn blocks_that_run_together_work_at_few_sequences() {
 
 #[test]
 fn stripes_fill_the_gpu_or_are_few() {
-    // Pythia-70M on an H200: forward three blocks a multiprocessor, then two.
+    // Pythia-70M on an H200: three blocks on each multiprocessor in the forward pass, then two.
     assert_eq!(stripes(256, 32, 396), 3);
     assert_eq!(stripes(256, 32, 264), 1);
     assert_eq!(stripes(8, 32, 264), 32);
@@ -285,7 +290,7 @@ fn more_sequences_than_a_launch_has_room_for_are_launched_in_parts() {
         bench.agree(|l| attention_inside(l, case));
         bench.agree(|l| attention_grad_inside(l, case));
     }
-    // As many as a grid has no room for, of a length that does not share tiles: on the stand-in it would take minutes.
+    // More sequences than a grid has room for, of a length that shares no tiles: on the stand-in it would take minutes.
     let mut bench = Bench::new();
     if bench.gpus()[0].hardware.name.contains("stand-in") {
         return;

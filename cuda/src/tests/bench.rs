@@ -1,4 +1,4 @@
-//! The same operation on the GPU and on the Reference, over the same numbers.
+//! Compares an operation on the GPU with the Reference, on the same numbers.
 
 use capful_core::device::{Device as _, Meter, Op, Operation, OperationError, Rates};
 use capful_core::memory::{Dtype, Region, Space};
@@ -7,25 +7,25 @@ use crate::{Cuda, CudaProfile, Precision, Products, Room, require};
 use capful_witness::lay::decode;
 use capful_witness::{Lay, Witness};
 
-/// Bytes of the arena for operands, and of the scratch behind them.
+/// Bytes of the arena for operands, and of the scratch after them.
 const OPERANDS: u64 = 8 << 20;
 const SCRATCH: u64 = 33 << 20;
 const ALL_SCRATCH: Region =
     Region { space: Space::Arena, dtype: Dtype::F32, offset: OPERANDS, shape: [1, 1, 1, (SCRATCH / 4) as u32] };
 
-/// Opens the first GPU, or the stand-in where there is no driver. Products are our own.
+/// Opens the first GPU, or the stand-in where there is no driver, with this program's own matrix multiplication.
 pub fn open(arena: u64, scratch: Region, staging: u64) -> Cuda {
     open_with(arena, scratch, staging, Products::Own)
 }
 
-/// As [`open`].
+/// As [`open`], with a choice of matrix multiplication.
 pub fn open_with(arena: u64, scratch: Region, staging: u64, products: Products) -> Cuda {
     capful_driver::load_or(Some(capful_kernels::STAND_IN)).expect("a driver or the stand-in");
     Cuda::open(0, Room { arena, scratch, staging }, products).expect("a GPU")
 }
 
-/// Runs a test's body on the stand-in, once for every environment, in a process of its own; `name` is the test's,
-/// below `tests`.
+/// Runs a test's body on the stand-in, once for each environment, each time in a process of its own; `name` is the
+/// test's path below `tests`.
 pub fn apart(name: &str, environments: &[&[(&str, &str)]], body: impl FnOnce()) {
     const APART: &str = "CAPFUL_TEST_APART";
     if std::env::var_os(APART).is_some() {
@@ -45,37 +45,38 @@ pub fn apart(name: &str, environments: &[&[(&str, &str)]], body: impl FnOnce()) 
     }
 }
 
-/// All cases; with `CAPFUL_TEST_SHARE=i/n` those whose number is i modulo n: under a sanitizer a test takes minutes.
+/// All cases; with `CAPFUL_TEST_SHARE=i/n` only those with a number of i modulo n: under a sanitizer a test takes
+/// minutes.
 pub fn share<T>(cases: Vec<T>) -> Vec<T> {
     cases.into_iter().enumerate().filter(|(at, _)| shared(*at)).map(|(_, case)| case).collect()
 }
 
-/// Whether the case of this number is among them.
+/// Whether the case of this number is in the share.
 fn shared(number: usize) -> bool {
     let Ok(share) = std::env::var("CAPFUL_TEST_SHARE") else { return true };
     let parts: Vec<usize> = share.split('/').map(|n| n.parse().expect("i/n")).collect();
     number % parts[1] == parts[0]
 }
 
-/// The most bytes of operands of a case that is run, as `CAPFUL_TEST_MOST` says: a sanitizer takes hours for a large one.
-/// Then a case is also run only once.
+/// The most bytes of operands of a case that is run, from `CAPFUL_TEST_MOST`: a sanitizer takes hours for a large case.
+/// With this limit a case is also run only once.
 fn most() -> Option<u64> {
     std::env::var("CAPFUL_TEST_MOST").ok().map(|bytes| bytes.parse().expect("a number of bytes"))
 }
 
-/// Allocations that the stand-in ever made, the GPU's and pinned ones.
+/// Number of allocations that the stand-in ever made, on the GPU and pinned.
 pub fn allocations() -> u64 {
     counted(b"capful_stand_in_allocations\0")
 }
 
-/// Groups of the stand-in's NCCL that were aborted.
+/// Number of groups that were aborted in the stand-in's NCCL.
 pub fn aborts() -> u64 {
     counted(b"capful_stand_in_aborts\0")
 }
 
-/// What a counter of the stand-in's says.
+/// The value of a counter of the stand-in.
 fn counted(name: &[u8]) -> u64 {
-    // SAFETY: the library that is loaded already; its counters take nothing.
+    // SAFETY: the library that is already loaded; its counters take no arguments.
     unsafe {
         let library = libloading::Library::new(capful_kernels::STAND_IN).expect("the stand-in");
         let count: libloading::Symbol<unsafe extern "C" fn() -> u64> = library.get(name).expect("its counter");
@@ -86,11 +87,11 @@ fn counted(name: &[u8]) -> u64 {
 /// A GPU for the operations of one test, opened once or twice.
 pub struct Bench {
     gpus: Vec<Cuda>,
-    /// Cases that it was given.
+    /// Number of cases so far.
     cases: usize,
 }
 
-/// Both precisions on each of the GPUs; in bf16 a whole operand is at most 1e-2 of its norm off.
+/// Runs both precisions on each of the GPUs; in bf16 an operand may differ by at most 1e-2 of its norm.
 impl Witness for Bench {
     fn case<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O) {
         self.cases += 1;
@@ -117,21 +118,21 @@ impl Bench {
         Bench { gpus, cases: 0 }
     }
 
-    /// Twice: products by our own kernels, and by the library where there is one.
+    /// Two devices: matrix multiplication by this program's own kernels, and by the library if there is one.
     pub fn of_products() -> Bench {
         let mut gpus = vec![Bench::gpu(Products::Own), Bench::gpu(Products::Library)];
         gpus.retain(|gpu| gpu.warnings.is_empty());
         Bench::with(gpus)
     }
 
-    /// With the library, where there is one and the GPU has 8-bit units.
+    /// A device with the library, if there is one and the GPU has 8-bit units.
     pub fn of_eighths() -> Option<Bench> {
         let gpu = Bench::gpu(Products::Library);
         let able = gpu.warnings.is_empty() && require(0, Precision::Fp8).is_ok();
         able.then(|| Bench::with(vec![gpu]))
     }
 
-    /// Up to three times: bf16 attention by the kernels for every GPU, on tensor cores, and by warpgroups, where the
+    /// Up to three devices: bf16 attention by the kernels for every GPU, on tensor cores, and by warpgroups, where the
     /// GPU has them.
     pub fn of_attention() -> Bench {
         let mut gpus = [(); 3].map(|()| Bench::gpu(Products::Own));
@@ -146,7 +147,7 @@ impl Bench {
         &self.gpus
     }
 
-    /// The GPUs, to be set differently.
+    /// The GPUs, mutable.
     pub fn gpus_mut(&mut self) -> &mut [Cuda] {
         &mut self.gpus
     }
@@ -155,24 +156,24 @@ impl Bench {
         open_with(OPERANDS + SCRATCH, ALL_SCRATCH, 0, products)
     }
 
-    /// Runs the operation that `build` lays, in both precisions, on the GPU twice and on the Reference; in bf16 with
-    /// parameters' gradients of both types. The distance of the norm of a whole operand is bounded, and 32 times as large
-    /// a one of each element; what is [exact](Operation::EXACT) is the same.
+    /// Runs the operation that `build` lays out, in both precisions, on the GPU twice and on the Reference; in bf16
+    /// with parameters' gradients of both types. The difference is bounded relative to the norm of a whole operand, and
+    /// by 32 times that for each element; [exact](Operation::EXACT) operations must agree exactly.
     pub fn agree<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O) {
         self.agree_in(Precision::F32, 1e-5, &build);
         self.agree_in(Precision::Bf16, 1e-2, &build);
     }
 
-    /// As [`Bench::agree`], for products in 8 bits. A GPU's units for those keep some 13 bits of a sum's largest term
-    /// while they add (DeepSeek-AI 2024, "DeepSeek-V3", 3.5.2), so that the last of them is in doubt; the stand-in adds
-    /// in f32.
+    /// As [`Bench::agree`], for 8-bit matrix multiplication. A GPU's 8-bit units keep only some 13 bits of a sum's
+    /// largest term while they add (DeepSeek-AI 2024, "DeepSeek-V3", 3.5.2), so that the last of these bits is
+    /// uncertain; the stand-in adds in f32.
     pub fn agree_in_eighths<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O) {
         let exact = self.gpus.iter().all(|gpu| gpu.hardware.name.contains("stand-in"));
         self.agree_in(Precision::F32, if exact { 1e-5 } else { 1.0 / 4096.0 }, &build);
         self.agree_in(Precision::Bf16, 1e-2, &build);
     }
 
-    /// The operands, in the order they were laid, as the operation leaves them on the first GPU.
+    /// The operands in the order of `build`, as the operation leaves them on the first GPU.
     pub fn left<O: Operation>(&mut self, precision: Precision, build: &impl Fn(&mut Lay) -> O) -> Vec<Vec<f32>> {
         let [mut lay, _] = lays(precision);
         let operation = build(&mut lay);
@@ -186,7 +187,7 @@ impl Bench {
         self.agree_by(precision, tolerance, build, &|cuda, operation| cuda.run(&operation.into()));
     }
 
-    /// The same of an operation that the GPU computes as `run` says.
+    /// As [`Bench::agree_in`], for an operation that `run` computes on the GPU.
     pub fn agree_by<O: Operation>(
         &mut self,
         precision: Precision,
@@ -208,7 +209,7 @@ impl Bench {
         }
     }
 
-    /// The same of a program.
+    /// As [`Bench::agree_in`], for a program.
     pub fn agree_program(
         &mut self,
         precision: Precision,
@@ -249,12 +250,12 @@ impl Bench {
     }
 }
 
-/// For the GPU in this precision, and for the Reference.
+/// The operands for the GPU in this precision, and for the Reference.
 fn lays(precision: Precision) -> [Lay; 2] {
     [if precision == Precision::F32 { Dtype::F32 } else { Dtype::Bf16 }, Dtype::F32].map(Lay::new)
 }
 
-/// The scratch that a program asks for.
+/// The scratch that a program needs.
 fn scratch(precision: Precision, program: &[Op]) -> Region {
     let profile = CudaProfile::new(precision);
     let mut meter = Meter::new(&profile, Rates::ONE);
@@ -262,7 +263,7 @@ fn scratch(precision: Precision, program: &[Op]) -> Region {
     Region { shape: [1, 1, 1, meter.scratch.div_ceil(4) as u32], ..ALL_SCRATCH }
 }
 
-/// Everything there after `run`, which finds NaN in its scratch: what it reads and did not write shows.
+/// The whole arena after `run`. The scratch contains NaN before it, so that reads of unwritten scratch become visible.
 fn after(
     cuda: &mut Cuda,
     lay: &Lay,
@@ -280,7 +281,7 @@ fn after(
     bytes
 }
 
-/// Runs what `record` queues: recorded at the first call with `key`, replayed at every call.
+/// Runs the operations that `record` queues: recorded at the first call with `key`, replayed at every call.
 pub fn replay(
     cuda: &mut Cuda,
     key: u64,

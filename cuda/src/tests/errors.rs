@@ -1,4 +1,4 @@
-//! What a user meets when the device is not what was asked for.
+//! The error messages that a user sees when the device does not meet the request.
 
 use capful_core::device::Device as _;
 use capful_core::memory::{Dtype, Region, Space};
@@ -72,7 +72,7 @@ fn the_description_names_driver_and_gpus() {
     assert!(description.gpus.iter().all(|c| c.bytes > 0 && c.capability >= (7, 5)) && !description.gpus.is_empty());
 }
 
-/// Room on the stand-in, opened as a run would.
+/// Memory on the stand-in, opened as a run does.
 fn opened(arena: u64) -> Result<Cuda, CudaError> {
     Cuda::open(0, Room { arena, scratch: region(0, 64), staging: 64 }, Products::Own)
 }
@@ -139,7 +139,7 @@ fn a_small_gpu_is_refused_before_anything_is_allocated() {
             };
             assert_eq!(opened(1_000_001).err(), Some(small));
             assert_eq!(allocations(), 0);
-            // To the byte; and what is in use is free no longer.
+            // Exact to the byte; and memory in use is no longer free.
             let cuda = opened(1_000_000).expect("exactly as much");
             assert_eq!(cuda.used().expect("a working GPU"), 1_000_000);
             assert!(matches!(opened(1).err(), Some(CudaError::TooSmall { free: 0, .. })));
@@ -159,14 +159,14 @@ fn memory_that_others_hold_is_not_counted_upon() {
     });
 }
 
-/// An environment in which `plan` fails, and what is to be said of it.
+/// An environment in which `plan` fails, and the expected error code.
 fn failing<'a>((plan, said): (&'a str, &'a str)) -> [(&'a str, &'a str); 2] {
     [("CAPFUL_STAND_IN_FAIL_AT", plan), ("CAPFUL_TEST_CODE", said)]
 }
 
 #[test]
 fn a_driver_that_does_not_start_says_its_own_code() {
-    // One that cust knows, one that it does not, and one that nobody does.
+    // A code that cust knows, one that only the driver knows, and an unknown one.
     let environments = [
         ("init:1:803", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
         ("context:1:46", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
@@ -182,7 +182,7 @@ fn a_driver_that_does_not_start_says_its_own_code() {
     });
 }
 
-/// Steps of one kernel by a graph, and two for input and result, until something goes wrong.
+/// Replays steps of one recorded kernel, with copies for input and result, until an error occurs.
 fn steps(cuda: &mut Cuda) -> (u32, CudaError) {
     for step in 0..100 {
         let run = |cuda: &mut Cuda| {

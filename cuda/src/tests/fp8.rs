@@ -1,4 +1,4 @@
-//! Copies in 8 bits and their products against the Reference.
+//! Compares 8-bit copies and their matrix multiplications with the Reference.
 
 use capful_core::device::{Device, Operation, OperationError};
 use capful_core::fp8::Format;
@@ -17,7 +17,7 @@ fn scaling(l: &mut Lay, scale: f32) -> Scaling {
     Scaling::at(one(0.5), one(scale), one(1.0 / scale))
 }
 
-/// A copy of normal numbers.
+/// An 8-bit copy of normal numbers.
 fn copy(l: &mut Lay, dtype: Dtype, rows: u32, columns: u32, scale: f32) -> Quantised {
     Quantised { codes: l.codes(dtype, [1, 1, rows, columns], scale), scaling: scaling(l, scale) }
 }
@@ -55,7 +55,7 @@ fn every_kind_of_number_has_the_reference_s_code() {
         }
         values.extend(values.clone().iter().map(|x| -x));
         for wide in [false, true] {
-            // Beside the values that are converted 16 at a time those that are not.
+            // In addition to the values that are converted 16 at a time, some that are not.
             let count = values.len() / 16 * 16 + usize::from(!wide);
             let shape = [1, 1, 1, count as u32];
             bench.agree_in(Precision::F32, 0.0, &|l: &mut Lay| Quantise {
@@ -68,9 +68,9 @@ fn every_kind_of_number_has_the_reference_s_code() {
     }
 }
 
-/// The copy that an operation makes is what `Quantise` makes of what it stored, to the bit, on the GPU. What it stored
-/// is held against the Reference, if that `computes` the same. `build` lays the copy that it is given, and gives beside
-/// the operation which operand it is of.
+/// The copy that an operation makes equals, to the bit, the copy that `Quantise` makes on the GPU of the operation's
+/// stored output. The stored output is compared with the Reference, if that `computes` the same. `build` lays out the
+/// operation with the copy that it receives, and returns in addition the index of the copied operand.
 fn copies_as_quantise<O: Operation>(
     bench: &mut Bench,
     dtype: Dtype,
@@ -243,7 +243,7 @@ fn scales_follow_the_history() {
     let mut bench = Bench::new();
     for (dtype, count) in [(Dtype::E4m3, 1), (Dtype::E5m2, 12), (Dtype::E4m3, 336)] {
         bench.agree_in(Precision::F32, 0.0, &|l: &mut Lay| {
-            // Tensors of all sizes, and every fifth never seen.
+            // Tensors of all magnitudes; every fifth has no history.
             let tiny =
                 |i: u32| if i % 5 == 4 { 0.0 } else { 2.0f32.powi((i % 60) as i32 - 30) * (1.0 + i as f32 / 400.0) };
             Rescale {
@@ -279,7 +279,7 @@ fn products_of_copies() {
                 match form {
                     1 => Linear { epilogue: Epilogue::Add, ..plain },
                     2 => Linear { epilogue: Epilogue::Residual(l.normal(like_out, 1.0)), ..plain },
-                    // An evaluation's logits, say.
+                    // For example an evaluation's logits.
                     3 => Linear { out: l.poison_exact(like_out), ..plain },
                     _ => plain,
                 }
@@ -294,7 +294,7 @@ fn products_of_copies() {
                     a: copy(l, Dtype::E5m2, outputs, rows, 4096.0),
                     b: copy(l, Dtype::E4m3, inputs, rows, 64.0),
                 };
-                // It has no gradient of the input.
+                // An operation without an input gradient.
                 let both = LinearGrad::new([x, weight], out_grad, [x, weight_grad]);
                 LinearGrad { x_grad: None, accumulate, quantised: Some(product), ..both }
             });

@@ -1,4 +1,4 @@
-//! Steps of a small Yxanul whose products are of copies in 8 bits, against the Reference.
+//! Compares steps of a small Yxanul whose matrix multiplications read 8-bit copies with the Reference.
 
 use capful_core::device::{Device, Meter, Op, OperationError, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Region, Role, Slot, Space};
@@ -41,10 +41,10 @@ const STAGE: MicroBatch = MicroBatch {
 
 const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.95], 1e-6, 0.1);
 
-/// Steps that the history fills in.
+/// Number of steps until the history is full.
 const FILLS: u64 = 16;
 
-/// The Reference's numbers, with copies in 8 bits.
+/// The Reference's number format, with 8-bit copies.
 struct SingleFp8;
 
 impl Profile for SingleFp8 {
@@ -63,7 +63,7 @@ struct Plan {
     state: Lasting,
     training: Training,
     scratch: Region,
-    /// As large as SwiGLU's output.
+    /// A region of the size of SwiGLU's output.
     spare: Region,
     bytes: u64,
 }
@@ -75,13 +75,13 @@ fn plan(model: Transformer, profile: &dyn Profile, scratch: u64, stage: &MicroBa
     Plan { model, entries, state, training, scratch, spare, bytes: spare.end().next_multiple_of(256) }
 }
 
-/// Those of other steps, but weights have four times the deviation.
+/// The first values of other step tests, but weights have four times the deviation.
 fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
     let scale = if matches!(slot.init, Init::Normal(_)) { 4.0 } else { 1.0 };
     step::first_values(slot, layer).into_iter().map(|x| x * scale).collect()
 }
 
-/// Ids and targets of a micro-batch: each id is mostly decided by the one before.
+/// Ids and targets of a micro-batch: each id mostly depends on the one before it.
 fn batch(step: u64, part: u64) -> [Vec<u32>; 2] {
     let random = Random::new(100 + step, part);
     let mut ids = vec![random.below(0, 61) as u32];
@@ -93,7 +93,7 @@ fn batch(step: u64, part: u64) -> [Vec<u32>; 2] {
     [ids[..48].to_vec(), ids[1..].to_vec()]
 }
 
-/// A device whose regions can be written and read.
+/// A device with regions that can be written and read.
 trait Machine: Device {
     fn put(&mut self, region: Region, bytes: &[u8]);
     fn get(&mut self, region: Region) -> Vec<u8>;
@@ -123,10 +123,11 @@ impl Machine for Cuda {
     }
 }
 
-/// The state's regions and their bytes: what a checkpoint holds.
+/// The state's regions and their bytes, as in a checkpoint.
 type Saved = Vec<(Region, Vec<u8>)>;
 
-/// Losses of steps `from` … `to`, each of two micro-batches, then what lasts. They go on from `saved`, if there is any.
+/// Losses of steps `from` … `to`, with two micro-batches each, then the persistent state. Training continues from
+/// `saved`, if it has any entries.
 fn train<M: Machine>(
     machine: &mut M,
     plan: &Plan,
@@ -177,12 +178,12 @@ fn on_reference(
     train(&mut Reference { arena: Arena::new(&mut storage) }, &plan, &STAGE, (0, steps), None, products)
 }
 
-/// As a run chooses them.
+/// The kind of each step, as a run chooses it.
 fn chosen(step: u64) -> Kind {
     if step < FILLS { Kind::Warming } else { Kind::Quantised }
 }
 
-/// Two runs learn, and come as far as each other at every step, within `tolerance`.
+/// Both runs learn, and their losses differ by at most `tolerance` at every step.
 fn learn_alike(wide: &[f32], eighths: &[f32], tolerance: f32) {
     assert!(wide[0] > 3.8 && wide[wide.len() - 1] < 0.7 * wide[0], "nothing was learnt: {wide:?}");
     for (step, (a, b)) in wide.iter().zip(eighths).enumerate() {
@@ -222,7 +223,7 @@ fn adapters_learn_beside_copies_in_8_bits() {
     }
 }
 
-/// A GPU with the plan of a run in `precision`, and the plan.
+/// A GPU with the plan of a run in `precision`, and that plan.
 fn gpu(precision: Precision, stage: &MicroBatch) -> (Cuda, Plan) {
     let profile = CudaProfile::new(precision);
     let draft = plan(MODEL, &profile, 0, stage);
@@ -252,7 +253,7 @@ fn a_gpu_learns_as_well_in_fp8_as_in_bf16() {
     let (eighths, _) = on_gpu(Precision::Fp8, &STAGE, 28, chosen);
     assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
     learn_alike(&wide, &eighths, 0.05);
-    // And as the Reference, whose numbers are wider.
+    // The losses also match the Reference, whose numbers are wider.
     let (expected, _) = on_reference(MODEL, &SingleFp8, 28, chosen);
     learn_alike(&expected, &eighths, 0.05);
 }
@@ -262,7 +263,7 @@ fn steps_in_fp8_go_on_with_the_same_bits() {
     if Bench::of_eighths().is_none() {
         return;
     }
-    // The history need not be full for that.
+    // The test does not need a full history.
     let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
     let whole = on_gpu(Precision::Fp8, &STAGE, 5, soon);
     assert_eq!(on_gpu(Precision::Fp8, &STAGE, 5, soon), whole, "twice");
@@ -271,7 +272,7 @@ fn steps_in_fp8_go_on_with_the_same_bits() {
         let (losses, _) = on_gpu(Precision::Fp8, &MicroBatch { recompute, ..STAGE }, 5, soon);
         assert_eq!(losses, whole.0, "{recompute:?}");
     }
-    // Saved while the history fills, and when products read the copies.
+    // Saved while the history is being filled, and when multiplications read the copies.
     for at in [1, 3] {
         let (_, saved) = on_gpu(Precision::Fp8, &STAGE, at, soon);
         let (mut cuda, plan) = gpu(Precision::Fp8, &STAGE);
@@ -280,14 +281,14 @@ fn steps_in_fp8_go_on_with_the_same_bits() {
     }
 }
 
-/// Makes every copy by a `Quantise` of its own, as if no operation copied what it writes.
+/// A machine that makes every copy by a separate `Quantise`, as if no operation copied its own output.
 struct Apart<M> {
     machine: M,
-    /// Where SwiGLU's output is before it is copied transposed.
+    /// Where SwiGLU's output is stored before it is copied transposed.
     spare: Region,
-    /// Copies that operations were asked for.
+    /// Number of copies that operations were to make themselves.
     fused: u64,
-    /// `Quantise` operations of the step itself.
+    /// Number of `Quantise` operations of the step itself.
     alone: u64,
 }
 
@@ -352,7 +353,7 @@ fn whatever_is_computed_again_steps_in_fp8_have_the_same_losses_on_the_reference
     for recompute in Recompute::FULL.subsets().filter(pairs) {
         assert_eq!(losses(recompute), kept, "{recompute:?}");
     }
-    // The copies of what is dropped are made behind that.
+    // Copies of values with dropout are made after the dropout.
     let dropout = Chance::nearest(0.25).expect("a probability");
     let dropped = |recompute| {
         let stage = MicroBatch { recompute, dropout, ..STAGE };
@@ -386,11 +387,12 @@ fn a_step_whose_operations_copy_has_the_bits_of_one_whose_copies_are_apart() {
     let able = Bench::of_eighths().is_some();
     for recompute in [Recompute::NONE, Recompute::CHEAP, Recompute::FULL] {
         let stage = MicroBatch { recompute, ..STAGE };
-        // Of each of two micro-batches of four steps, in two layers: both norms, SwiGLU, its gradient, both norms'
-        // gradients less the first, and that of the final norm. What is computed again is copied for products only.
+        // For each of two micro-batches of four steps, in two layers: both norms, SwiGLU, its gradient, both norms'
+        // gradients except the first, and the gradient of the final norm. Recomputed values are copied for matrix
+        // multiplications only.
         let fused = 4 * 2 * (12 + if recompute == Recompute::FULL { 2 } else { 0 });
-        // Attention's output and the gradient of qkv; in the two steps whose products read copies, transposed ones of the
-        // gradient behind the feed-forward and of its norm; the weights once a step.
+        // Attention's output and the gradient of qkv; in the two steps whose multiplications read copies, transposed
+        // copies of the gradient after the feed-forward and of its norm; the weights once a step.
         let alone = 4 * 2 * (4 + u64::from(recompute == Recompute::FULL)) + 2 * 2 * 4 + 4 * 8;
         let plain = plan(MODEL, &SingleFp8, 0, &stage);
         let on = |machine: &mut Apart<Reference<'_>>| train(machine, &plain, &stage, (0, 4), None, soon);

@@ -1,4 +1,4 @@
-//! Operations that one kernel makes together, beside the same ones by themselves: bit for bit.
+//! Compares operations that one kernel computes together with the same operations run separately: bit for bit.
 
 use capful_core::device::Op;
 use capful_core::memory::{Dtype, Region, Space};
@@ -11,7 +11,7 @@ use super::bench::open;
 use crate::{Cuda, OnCuda};
 use capful_witness::lay::encode;
 
-/// Regions laid one behind the other.
+/// Consecutive regions.
 struct Laid(u64);
 
 impl Laid {
@@ -22,7 +22,7 @@ impl Laid {
     }
 }
 
-/// What a run leaves in the regions, which are numbers before it.
+/// The content of the regions after a run; before it they contain random numbers.
 fn left(cuda: &mut Cuda, regions: &[Region], run: impl FnOnce(&mut Cuda)) -> Vec<u8> {
     for (stream, region) in (0..).zip(regions) {
         let random = Random::new(7, stream);
@@ -41,11 +41,11 @@ fn left(cuda: &mut Cuda, regions: &[Region], run: impl FnOnce(&mut Cuda)) -> Vec
 
 #[test]
 fn a_gelu_is_made_again_in_the_pass_of_its_gradient() {
-    // Rows that begin at multiples of 16 bytes, and others; with and without the other bias.
+    // Rows that begin at multiples of 16 bytes, and others; with and without the second bias.
     for (dtype, [rows, inputs, outputs], bias) in [
         (Dtype::Bf16, [70, 24, 16], true),
         (Dtype::Bf16, [33, 9, 7], false),
-        // Of a size that warpgroups multiply.
+        // A size that the warpgroup kernel supports.
         (Dtype::Bf16, [128, 256, 512], true),
         (Dtype::F32, [65, 20, 12], false),
         (Dtype::F32, [5, 3, 30], true),
@@ -75,10 +75,10 @@ fn a_gelu_is_made_again_in_the_pass_of_its_gradient() {
             (0..ops.len()).for_each(|at| cuda.run_at(&ops, at).expect("both"));
         });
         assert!(apart == together, "{dtype:?}, {rows} x {inputs} x {outputs}");
-        // The first operation by itself leaves what it is for to the second.
+        // Queuing only the first operation does nothing: the second one does its work.
         let first = left(&mut cuda, &regions, |cuda| cuda.run_at(&ops, 0).expect("nothing"));
         assert!(first == left(&mut cuda, &regions, |_| ()), "{dtype:?}: the GELU was not left out");
-        // Of another tensor it is made by itself.
+        // A GELU of another tensor is computed separately.
         let other = [Op::from(Gelu { x: before, out: x_grad }), ops[1]];
         let by_itself = left(&mut cuda, &regions, |cuda| cuda.run_at(&other, 0).expect("a GELU"));
         assert!(by_itself != first, "{dtype:?}: another GELU was left out");
@@ -87,7 +87,7 @@ fn a_gelu_is_made_again_in_the_pass_of_its_gradient() {
 
 #[test]
 fn queries_and_keys_are_turned_where_they_are_made() {
-    // Of sizes that take a pass behind the product.
+    // Sizes that need a separate pass after the multiplication.
     for (dtype, rows, inputs) in [(Dtype::Bf16, 70, 24), (Dtype::F32, 65, 20), (Dtype::F32, 1, 9)] {
         let (heads, mut laid) = (Heads::interleaved(2, 12), Laid(0));
         let x = laid.take(dtype, rows, inputs);
@@ -109,11 +109,11 @@ fn queries_and_keys_are_turned_where_they_are_made() {
             (0..ops.len()).for_each(|at| cuda.run_at(&ops, at).expect("both"));
         });
         assert!(apart == together, "{dtype:?}, {rows} x {inputs}");
-        // The first operation by itself leaves what it is for to the second.
+        // Queuing only the first operation does nothing: the second one does its work.
         let nothing = left(&mut cuda, &regions, |_| ());
         let first = left(&mut cuda, &regions, |cuda| cuda.run_at(&ops, 0).expect("nothing"));
         assert!(first == nothing, "{dtype:?}: the product was not left out");
-        // Of another tensor, without a bias, or with more behind it, it is made by itself.
+        // With another tensor, without a bias, or with another epilogue, the first operation is computed separately.
         for ops in [
             [ops[0], Op::from(Rotate { qkv: other, ..rotate })],
             [Op::from(Linear { bias: None, ..linear }), ops[1]],
@@ -159,7 +159,7 @@ fn what_a_norm_gives_is_dropped_where_it_is_made() {
             (norm, vec![of_second, of_first]),
             (norm, vec![of_second]),
             (one, vec![of_first]),
-            // Another tensor, and the same one again, are dropped by themselves.
+            // A dropout of another tensor, or a second one of the same tensor, is computed separately.
             (one, vec![of_first, dropout(other, 3)]),
             (norm, vec![of_first, of_first, of_second]),
         ] {
@@ -170,7 +170,7 @@ fn what_a_norm_gives_is_dropped_where_it_is_made() {
             });
             let together = left(&mut cuda, &regions, |cuda| cuda.run_program(&ops).expect("all"));
             assert!(apart == together, "{kind:?} {dtype:?} {rows} x {d}: {drops:?}");
-            // The norm has done it.
+            // The norm has already done the dropout.
             let nothing = left(&mut cuda, &regions, |_| ());
             let behind = left(&mut cuda, &regions, |cuda| cuda.run_at(&ops, 1).expect("nothing"));
             assert!(behind == nothing, "{kind:?} {dtype:?}: dropped twice");

@@ -1,4 +1,5 @@
-//! The head without logits, with its softmax folded into the products, and the padding of a vocabulary.
+//! The head without logits in memory, the head with its softmax merged into the matrix multiplications, and the padding
+//! of a vocabulary.
 
 use capful_core::device::Device;
 
@@ -15,11 +16,12 @@ fn padding_has_no_gradient() {
     }
 }
 
-/// Without logits in memory: rows, ids and widths that fill no tile, one tile and several, more tiles than a block holds.
+/// Without logits in memory: rows, ids and widths of less than a tile, one tile and several, and more tiles than a
+/// block holds.
 #[test]
 fn a_fused_head() {
     let mut bench = Bench::new();
-    // As if the GPU were so small that these keep it busy.
+    // The GPU is treated as so small that these blocks keep it busy.
     bench.gpus_mut().iter_mut().for_each(|gpu| gpu.hardware.multiprocessors = 1);
     let cases = vec![
         [128, 128, 128, 128, 1],
@@ -47,8 +49,8 @@ fn a_fused_head() {
     }
 }
 
-/// With the softmax folded into the products: one tile and several, parts of them, padding, rows that are left for the other
-/// way, a target's logit far below the largest.
+/// With the softmax merged into the matrix multiplications: one tile and several, partial tiles, padding, rows that are
+/// left for the other method, a target's logit far below the largest.
 #[test]
 fn a_folded_head() {
     let mut bench = Bench::new();
@@ -65,7 +67,7 @@ fn a_folded_head() {
         for (again, softcap) in [(false, 0.0), (true, 0.0), (false, 1.0), (true, 4.0), (false, 30.0)] {
             let build = |l: &mut Lay| head_loss(l, Head { deviation, softcap, ..Head::of(shape, true, again) });
             bench.agree_by(Precision::Bf16, 6e-3, &build, &|cuda, operation| {
-                // What is added to would be added to twice.
+                // With accumulation, a second run would add twice.
                 if !again {
                     let rows = if cuda.hardware.warpgroups && cuda.hardware.tensor_maps { folded } else { 0 };
                     assert_eq!(cuda.folded_head(&operation)?, rows, "{shape:?}");

@@ -1,11 +1,11 @@
-//! The kernels of each file, as its source says.
+//! Checks the kernels of each file against its source.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The sources in a folder and in those in it.
+/// The sources in a folder and its subfolders.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
@@ -18,8 +18,8 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Whether a file of kernels exports one of this name: it names it, or what a macro makes it of begins like it. A
-/// driver looks for a kernel in its own file's code only; the stand-in has all of them in one.
+/// Whether a kernel file exports a kernel of this name: the file contains the name, or a macro's prefix of the name. A
+/// driver searches a kernel only in the code of its own file; the stand-in has all kernels in one.
 pub fn exports(module: &str, kernel: &str) -> bool {
     static BEGINNINGS: OnceLock<BTreeMap<String, Vec<String>>> = OnceLock::new();
     let beginnings = BEGINNINGS.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! NCCL by itself: a group of one GPU, which sends to itself; on the stand-in, a message that never comes.
+//! NCCL alone: a group of one GPU, which sends to itself; on the stand-in, a message that never arrives.
 
 use std::ptr;
 use std::thread;
@@ -14,7 +14,7 @@ fn region(offset: u64, columns: u32) -> Region {
     Region { space: Space::Arena, dtype: Dtype::F32, offset, shape: [1, 1, 1, columns] }
 }
 
-/// Two messages each way, of other lengths, in one group; the graph is replayed on other bytes.
+/// Two messages of different lengths in each direction, in one group; the graph is replayed with other bytes.
 #[test]
 fn a_gpu_sends_to_itself_in_a_recorded_graph() {
     let mut cuda = open(8192, region(4096, 64), 0);
@@ -43,7 +43,7 @@ fn a_gpu_sends_to_itself_in_a_recorded_graph() {
     }
 }
 
-/// A process of its own: others abort as well.
+/// In a separate process, since other tests abort too.
 #[test]
 fn who_waits_for_a_rank_that_is_gone_waits_until_the_group_is_aborted() {
     apart("messages::who_waits_for_a_rank_that_is_gone_waits_until_the_group_is_aborted", &[&[]], || {
@@ -66,7 +66,7 @@ fn who_waits_for_a_rank_that_is_gone_waits_until_the_group_is_aborted() {
         replay(&mut cuda, 1, |cuda| cuda.exchange("all_to_all", &[], &receive)).expect("no error of the GPU's");
         assert!(began.elapsed() >= Duration::from_millis(300), "it did not wait");
         aborting.join().expect("an end");
-        // Left once.
+        // The group is left only once.
         drop(cuda);
         assert_eq!(aborts(), 1);
     });

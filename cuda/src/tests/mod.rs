@@ -1,9 +1,9 @@
-//! Every operation against the core's Reference, and a whole step: on a GPU where there is one, else on the
+//! Compares every operation, and a whole step, with the core's Reference: on a GPU if there is one, else on a
 //! stand-in for its driver.
 
 mod attention;
 mod bench;
-mod column_sums;
+mod bias_sums;
 mod errors;
 mod fp8;
 mod fp8_step;
@@ -12,17 +12,17 @@ mod head;
 pub mod kernels;
 mod matrices;
 mod messages;
+mod modules;
 mod neurogen;
 mod operations;
 mod products;
 mod spike_chain;
-mod spikes;
 mod step;
-mod timed;
+mod timed_graph;
 mod token;
 mod tuning;
 
-/// The cases that are every device's.
+/// The cases that apply to every device.
 mod witness {
     capful_witness::tests!(crate::tests::bench::Bench);
 }

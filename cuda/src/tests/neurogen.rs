@@ -1,4 +1,4 @@
-//! The operations of a spiking model: what only a GPU has of them.
+//! The operations of a spiking model: tests that apply to GPUs only.
 
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{Carry, Linear};
@@ -23,7 +23,7 @@ fn regions_are_carried_also_in_a_graph() {
     }
 }
 
-/// What fires does not depend on how that is stored.
+/// The spikes are independent of the storage format.
 #[test]
 fn values_that_bf16_holds_fire_alike() {
     let mut bench = Bench::new();
@@ -52,7 +52,7 @@ fn a_decoder_is_updated_by_products_of_bf16_where_f32_may_be_rounded() {
     }
 }
 
-/// Where it is allowed, f32 is multiplied rounded; the choice is saved and found again under that name.
+/// Where rounding is permitted, f32 is multiplied rounded to TF32; the choice is saved and found again under that name.
 #[test]
 fn f32_is_rounded_to_tf32_where_that_is_allowed() {
     let mut bench = Bench::of_products();

@@ -1,4 +1,4 @@
-//! What only a GPU has of the operations: rows of NaN, kernels of some shapes, weights in halves.
+//! Tests of operations that apply to GPUs only: rows of NaN, kernels for certain shapes, weights in halves.
 
 use capful_core::ops::{AdamW, Embed, EmbedGrad, Exchange, Moved, NormKind, Sgd};
 use capful_core::optimizer::Group;
@@ -12,7 +12,8 @@ use capful_witness::norm::{Form, norm_grad};
 use capful_witness::optimizer::{adamw, average, in_halves, normal};
 use capful_witness::{Lay, drawn};
 
-/// A row of such an id is NaN, and its gradient goes nowhere. What lies behind the tables here is numbers.
+/// The row of an id beyond the vocabulary is NaN, and its gradient is dropped. The memory after the tables contains
+/// numbers here.
 #[test]
 fn ids_beyond_the_vocabulary_are_rows_of_nan_without_a_gradient() {
     let [rows, d, vocabulary] = [100, 128, 7];
@@ -51,7 +52,7 @@ fn ids_beyond_the_vocabulary_are_rows_of_nan_without_a_gradient() {
     }
 }
 
-/// With one vector of a row for each lane to four, and with more rows than a warp has the moments of at once.
+/// With one to four vectors of a row for each lane, and with more rows than a warp has moments for at once.
 #[test]
 fn the_gradient_of_layer_norm_reads_all_once() {
     let mut bench = Bench::new();
@@ -64,7 +65,7 @@ fn the_gradient_of_layer_norm_reads_all_once() {
     }
 }
 
-/// What AdamW leaves of f32 weights, and of bf16 ones with remainders, as these two.
+/// The results of AdamW for f32 weights, and for bf16 weights with remainders, both as such pairs.
 fn moved(bench: &mut Bench, build: &impl Fn(&mut Lay) -> AdamW) -> [Vec<(u16, i16)>; 2] {
     let alone = bench.left(Precision::F32, build);
     let both = bench.left(Precision::Bf16, build);
@@ -78,7 +79,7 @@ fn moved(bench: &mut Bench, build: &impl Fn(&mut Lay) -> AdamW) -> [Vec<(u16, i1
 #[test]
 fn a_bf16_weight_and_its_remainder_are_the_f32_that_moves_alone() {
     let mut bench = Bench::new();
-    // Whole vectors of eight, and what is left over.
+    // Whole vectors of eight, and a remainder.
     for count in [7, 1000, 70_003] {
         let mut values: Vec<f32> =
             normal(count).iter().map(|x| remainder::split(*x)).map(|(w, r)| remainder::join(w, r)).collect();
@@ -86,7 +87,7 @@ fn a_bf16_weight_and_its_remainder_are_the_f32_that_moves_alone() {
             let [expected, found] = moved(&mut bench, &|l| adamw(l, &values, true, 9.0));
             assert!(found == expected, "{count}");
             let next: Vec<f32> = found.iter().map(|(w, r)| remainder::join(*w, *r)).collect();
-            // Of 70,000 one may be moved and decay by as much.
+            // Of 70,000 weights one may have a decay that cancels its update.
             let still = next.iter().zip(&values).filter(|(a, b)| a == b).count();
             assert!(still <= 1, "{count}: {still} weights did not move");
             values = next;
@@ -94,7 +95,7 @@ fn a_bf16_weight_and_its_remainder_are_the_f32_that_moves_alone() {
     }
 }
 
-/// Values that are halfway between two bf16 among them.
+/// Among the values are some halfway between two bf16.
 #[test]
 fn averages_of_bf16_weights_are_those_of_their_masters_and_can_be_exchanged() {
     let mut bench = Bench::new();
@@ -108,11 +109,11 @@ fn averages_of_bf16_weights_are_those_of_their_masters_and_can_be_exchanged() {
             let halves = bench.left(Precision::Bf16, &|l| average(l, &values, true, control));
             let expected: Vec<f32> = alone[1].iter().map(|x| if control[0] == 0.0 { *x } else { joined(x) }).collect();
             assert!(halves[1] == expected, "{count} {control:?}");
-            // The weights stay.
+            // The weights do not change.
             let weights: Vec<u16> = halves[0].iter().map(|w| (w.to_bits() >> 16) as u16).collect();
             assert!(weights.iter().zip(&values).all(|(w, x)| *w == split(x).0));
         }
-        // What a step has averaged goes there and back.
+        // Averages of a step are exchanged with the weights and back.
         let averages: Vec<f32> = normal(count).iter().rev().map(joined).collect();
         let exchange = |weights: &[f32], averages: &[f32], bench: &mut Bench| {
             let shape = [1, 1, 1, count];
@@ -132,13 +133,13 @@ fn averages_of_bf16_weights_are_those_of_their_masters_and_can_be_exchanged() {
 #[test]
 fn what_moves_to_halfway_between_two_bf16_is_rounded_and_split_as_others_do() {
     let mut bench = Bench::new();
-    // From ±1 by the moment alone, halfway to the next bf16 and to the one after; the largest number, which is infinity in
-    // bf16; zero.
+    // Moves from ±1 by the moment alone, halfway to the next bf16 and to the one after it; the largest number, which is
+    // infinity in bf16; zero.
     let unit = 1.0 / 256.0;
     let (mut values, mut by) =
         (vec![1.0, 1.0, -1.0, -1.0, f32::MAX, 0.0], vec![-unit, -3.0 * unit, unit, 3.0 * unit, 0.0, 0.0]);
     let halves = [(0x3f80, i16::MAX), (0x3f82, i16::MIN), (0xbf80, i16::MAX), (0xbf82, i16::MIN), (0x7f80, -1), (0, 0)];
-    // In vectors of eight, and after them.
+    // In vectors of eight, and in a remainder.
     for times in [1, 7] {
         values = values.repeat(times);
         by = by.repeat(times);
@@ -164,7 +165,7 @@ fn what_moves_to_halfway_between_two_bf16_is_rounded_and_split_as_others_do() {
     }
 }
 
-/// A step whose numbers are exact in f32, so that nothing but the rounding is left to the device.
+/// A step with numbers that are exact in f32, so that only the rounding depends on the device.
 #[test]
 fn weights_without_masters_are_rounded_by_the_chance_that_the_core_has() {
     let mut bench = Bench::new();

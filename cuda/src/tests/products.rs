@@ -1,4 +1,5 @@
-//! Linear layers and their gradients by the kernels of some shapes, and what is made together with a product.
+//! Linear layers and their gradients with the kernels for certain shapes, and operations that are combined with a
+//! matrix multiplication.
 
 use capful_core::memory::Dtype;
 use capful_core::ops::{Epilogue, Heads, Linear, LinearGrad, Rotate};
@@ -11,7 +12,7 @@ use capful_witness::attention::rotate;
 
 #[test]
 fn the_large_tile_gives_the_same() {
-    // 9 × 30 tiles of 128: just enough to take it.
+    // 9 × 30 tiles of 128: the smallest shape for this kernel.
     let mut bench = Bench::of_products();
     bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| {
         let (x, weight) = (l.normal([1, 1, 1050, 20], 1.0), l.normal([1, 1, 3750, 20], 1.0));
@@ -19,7 +20,7 @@ fn the_large_tile_gives_the_same() {
     });
 }
 
-/// A GELU as a pass of its own, as after a library's product.
+/// A GELU as a separate pass, as after a multiplication by the library.
 #[test]
 fn a_gelu_apart_from_its_product_gives_the_same() {
     let mut bench = Bench::new();
@@ -56,7 +57,8 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
     }
 }
 
-/// Shapes of which a block makes several tiles: whole ones and half of one, of no more products along k than slices, and of more.
+/// Shapes in which a block computes several tiles: whole tiles and half of one, with no more steps along k than slices,
+/// and with more.
 const OF_WARPGROUPS: [[u32; 3]; 2] = [[320, 512, 512], [192, 256, 576]];
 
 #[test]

@@ -1,5 +1,5 @@
-//! Spiking modules of many streams behind their taps, token after token, against the Reference, which goes through them
-//! one by one.
+//! Compares spiking modules of many streams that follow their taps, token after token, with the Reference, which runs
+//! them one by one.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::spiking::spike_chain::Chain;
 use crate::{CudaError, CudaProfile, Precision, Products};
 use capful_witness::Lay;
 
-/// What all modules share.
+/// Properties that all modules share.
 #[derive(Clone, Copy)]
 struct Shape {
     streams: u32,
@@ -21,14 +21,14 @@ struct Shape {
     width: u32,
     taps: u32,
     fresh: bool,
-    /// One of so many tokens begins a document.
+    /// One in this number of tokens begins a document.
     begins: u32,
 }
 
 const SHAPE: Shape = Shape { streams: 32, tokens: 11, width: 50, taps: 3, fresh: false, begins: 6 };
 
-/// Neurons, synapses of each, outputs of groups of four, whether thresholds move, neurons that win of eight, and whether
-/// slopes are kept.
+/// Neurons, synapses of each neuron, outputs of groups of four, whether thresholds change, winners among eight neurons,
+/// and whether slopes are stored.
 #[derive(Clone, Copy)]
 struct Module {
     neurons: u32,
@@ -41,7 +41,8 @@ struct Module {
 
 const MODULE: Module = Module { neurons: 40, fan_in: 24, outputs: 10, holds: true, winners: 8, slope: true };
 
-/// More neurons than a thread block has at a time, and more taps than a warp; competition; synapses that are no fours.
+/// More neurons than a thread block processes at a time, and more taps than a warp; competition; a number of synapses
+/// that is no multiple of four.
 const MODULES: [Module; 4] = [
     Module { neurons: 120, outputs: 30, ..MODULE },
     Module { neurons: 16, fan_in: 140, outputs: 4, holds: false, ..MODULE },
@@ -55,13 +56,13 @@ fn drawn(seed: u64, count: u32, below: u32) -> impl Iterator<Item = u32> {
     (0..u64::from(count)).map(move |i| random.below(i, below.into()) as u32)
 }
 
-/// Quarters, of which bf16 holds every one.
+/// Multiples of a quarter, all exact in bf16.
 fn quarters(seed: u64, count: u32) -> Vec<f32> {
     drawn(seed, count, 9).map(|i| 0.25 * i as f32 - 1.0).collect()
 }
 
-/// Rising sources, none twice and none an output of the module's own. Rows of taps alone, without any, with a number of
-/// them, and with some fours.
+/// Sources in ascending order, none twice and none an output of the module's own. Rows of taps only, without taps, with
+/// a random number of taps, and with a multiple of four.
 fn sources(m: Module, front: u32, rows: u32, outputs: Outputs) -> Vec<u32> {
     let others = 2 * rows + m.neurons - front;
     let all = Random::new(outputs.first.into(), 79);
@@ -125,7 +126,7 @@ fn program(l: &mut Lay, s: Shape, modules: &[Module]) -> Vec<Op> {
             offset: l.exact([1, 1, 1, neurons], 0.1),
             slope: slope.then(|| l.poison([1, tokens, neurons, streams])),
             outputs,
-            // Outputs without a past are halves, which bf16 holds: what is rounded would be added up over tokens.
+            // Without leak the outputs are multiples of a half, exact in bf16: roundings would accumulate over tokens.
             cell: Cell {
                 leak: 0.85,
                 threshold: 1.0,
@@ -153,32 +154,33 @@ fn agree(bench: &mut Bench, s: Shape, modules: &[Module]) {
 #[test]
 fn chains_are_the_references_to_the_bit() {
     let mut bench = Bench::new();
-    // Streams of which a thread has none, some of which only f32 has whole vectors, of a warp and of more.
+    // 2 streams make no 16-byte vector; 4 and 12 make whole vectors in f32 only; 32 fill a warp, and 40 exceed it.
     for streams in [2, 4, 8, 12, 32, 40] {
         for (tokens, begins) in [(1, 6), (11, 6), (16, 1_000_000)] {
             agree(&mut bench, Shape { streams, tokens, begins, ..SHAPE }, &MODULES);
         }
     }
     let shapes = [
-        // Documents never begin, but the segment does.
+        // No document begins inside the segment, but the segment starts one.
         Shape { fresh: true, begins: 1_000_000, ..SHAPE },
         Shape { fresh: true, ..SHAPE },
-        // One tap; taps of one row; taps that see back farther than the segment.
+        // One tap; taps of a single row; taps that reach back farther than the segment.
         Shape { width: 150, taps: 1, ..SHAPE },
         Shape { width: 1, taps: 40, ..SHAPE },
         Shape { tokens: 2, width: 9, taps: 6, begins: 3, ..SHAPE },
-        // More than a thread block has room for.
+        // More taps than a thread block has room for.
         Shape { width: 400, ..SHAPE },
     ];
     for shape in shapes {
         agree(&mut bench, shape, &[MODULES[0], MODULES[2]]);
     }
-    // Without slopes sums have no place to wait.
+    // Without slopes there is no memory for the sums.
     let kept = Module { slope: false, ..MODULE };
     agree(&mut bench, SHAPE, &[kept, MODULE, kept]);
 }
 
-/// Operations of the chain that a program begins with, and of which modules taps are summed beforehand.
+/// The number of operations in the chain at the beginning of a program, and the modules whose taps are summed
+/// beforehand.
 fn found(ops: &[Op], shared: u64) -> Option<(usize, Vec<bool>)> {
     Chain::of(ops).map(|chain| (chain.count(), chain.summed(shared)))
 }
@@ -189,13 +191,14 @@ fn a_chain_is_what_follows_taps() {
     let ops = program(&mut Lay::new(Dtype::Bf16), SHAPE, &MODULES);
     let all = 1 + 4 * 11;
     assert_eq!(found(&ops, most), Some((all, vec![true, true, true, false])));
-    // No room for taps; other steps; other modules from the third token on; nothing of one stream.
+    // No room for taps; a program that does not begin with taps; other modules from the third token on; a single
+    // stream.
     assert_eq!(found(&ops, 20 << 10), Some((all, vec![false; 4])));
     assert_eq!(found(&ops[1..], most), None);
     assert_eq!(found(&[&ops[..11], &ops[12..]].concat(), most).map(|(count, _)| count), Some(1 + 2 * 4));
     let alone = program(&mut Lay::new(Dtype::Bf16), Shape { streams: 1, ..SHAPE }, &MODULES);
     assert_eq!(found(&alone, most), None);
-    // A module that writes where taps are, and two that leave their spikes in one place.
+    // A module that writes to the taps, and two modules that write their spikes to the same region.
     let with = |change: &dyn Fn(&mut Spike)| {
         let mut ops = ops.clone();
         ops[1..].iter_mut().skip(1).step_by(4).for_each(|op| {

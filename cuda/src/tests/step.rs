@@ -1,4 +1,4 @@
-//! Whole training steps of a small Pythia and a small Yxanul, through recorded graphs, against the Reference.
+//! Compares whole training steps of a small Pythia and a small Yxanul, through recorded graphs, with the Reference.
 
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::integer::{Integer, quantise_row};
@@ -44,7 +44,7 @@ pub(super) const YXANUL: Transformer = Transformer {
     ..Transformer::LLAMA
 };
 
-/// Heads that fill more than the width, normalised, with biases before attention alone.
+/// Heads that together exceed the width, normalised, with biases before attention only.
 pub(super) const QWEN: Transformer =
     Transformer { head_size: 16, qk_norm: true, bias: Biases::QKV, rotary_dims: 16, ..YXANUL };
 
@@ -59,10 +59,10 @@ const STAGE: MicroBatch = MicroBatch {
     documents: false,
 };
 
-/// Sequences that share tiles of attention.
+/// Sequences that share tiles in attention.
 const SHORT: MicroBatch = MicroBatch { batch: 9, seq_len: 8, ..STAGE };
 
-// A large eps: where a gradient is rounding noise, its sign decides nothing.
+// A large eps: where a gradient is only rounding noise, its sign has no effect.
 const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.95], 1e-3, 0.1);
 
 pub(super) struct Plan {
@@ -85,14 +85,14 @@ pub(super) fn plan(model: &Transformer, profile: &dyn Profile, scratch: u64, sta
     Plan { entries, state, training, scratch, bytes }
 }
 
-/// All parameters that learn, or what they lack of their masters: beside adapters these alone.
+/// All parameters that learn, or their remainders: with adapters only the adapters.
 fn parameters(plan: &Plan, role: Role) -> impl Iterator<Item = Region> {
     let adapted = plan.entries.iter().any(|e| is_adapter(e.slot.name));
     let entries = plan.entries.iter().filter(move |e| e.slot.role == role && (!adapted || is_adapter(e.slot.name)));
     entries.flat_map(|e| (0..e.slot.layers).map(|layer| e.place.at(layer)))
 }
 
-/// The first values of one layer of a slot; the same for a weight and its master.
+/// The first values of one layer of a slot; equal for a weight and its master.
 pub(super) fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
     let count = slot.shape.iter().product::<u32>();
     let name: u64 = slot.name.bytes().fold(7, |hash, b| hash.wrapping_mul(31).wrapping_add(b.into()));
@@ -113,7 +113,7 @@ pub(super) fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
     }
 }
 
-/// What one layer of an entry, one of `all`, begins with; of weights in integers their codes and scales.
+/// The initial bytes of one layer of `entry`, one of `all`; for weights in integers their codes and scales.
 fn first_bytes(entry: &Entry, all: &[Entry], layer: u32) -> Vec<u8> {
     let weight = |e: &&Entry| e.slot.role == Role::Weight && e.slot.name == entry.slot.name;
     match entry.slot.dtype {
@@ -137,7 +137,7 @@ fn integers(slot: &Slot, layer: u32) -> (Vec<u8>, Vec<u8>) {
     (codes, scales)
 }
 
-/// What is there before the first step.
+/// The roles that exist before the first step.
 const FIRST: [Role; 4] = [Role::Weight, Role::Scale, Role::Master, Role::Constant];
 
 fn batch(stage: &MicroBatch, step: u64, part: u64) -> [Vec<u32>; 2] {
@@ -152,7 +152,8 @@ fn key(regions: &Batch, step: u64, part: u64) -> Vec<u32> {
     regions.key.map_or(Vec::new(), |_| Dropout::key(4, 2 * step + part).to_vec())
 }
 
-/// The offsets of a micro-batch's tokens where they are looked at: documents of seven tokens, which go on from row to row.
+/// The offsets of a micro-batch's tokens where offsets are used: documents of seven tokens, which continue from row to
+/// row.
 fn offsets(regions: &Batch, stage: &MicroBatch) -> Vec<u32> {
     regions.offsets.map_or(Vec::new(), |_| (3..3 + stage.tokens()).map(|i| i % 7).collect())
 }
@@ -169,7 +170,7 @@ fn bytes_of(ids: &[u32]) -> Vec<u8> {
     ids.iter().flat_map(|id| id.to_le_bytes()).collect()
 }
 
-/// Losses of each step, and the parameters after the last, by the Reference.
+/// Losses of each step, and the parameters after the last step, by the Reference.
 fn reference(model: &Transformer, steps: u64, stage: &MicroBatch) -> (Vec<f32>, Vec<f32>) {
     let plan = plan(model, &Single, 0, stage);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
@@ -206,7 +207,7 @@ fn reference(model: &Transformer, steps: u64, stage: &MicroBatch) -> (Vec<f32>, 
     )
 }
 
-/// The same on the GPU, each step replayed and its loss read a step late.
+/// Losses and parameters by the GPU, with each step replayed and its loss read one step later.
 fn on_gpu(
     model: &Transformer,
     precision: Precision,
@@ -286,7 +287,7 @@ fn agree(model: &Transformer, stage: &MicroBatch) {
     agree_within(1e-5, model, stage);
 }
 
-/// The same; `exact` is how far off a step in f32 may be.
+/// Compares both; `exact` is the tolerance of a step in f32.
 fn agree_within(exact: f64, model: &Transformer, stage: &MicroBatch) {
     let (expected, weights) = reference(model, 3, stage);
     let (f32, bf16) = (CudaProfile::new(Precision::F32), CudaProfile::new(Precision::Bf16));
@@ -317,11 +318,11 @@ fn steps_of_a_yxanul_agree_with_the_reference_in_both_precisions() {
 #[test]
 fn steps_with_norms_of_queries_and_keys_agree_with_the_reference_in_both_precisions() {
     agree(&QWEN, &STAGE);
-    // Interleaved heads of odd sizes, side by side with the feed-forward.
+    // Interleaved heads of odd sizes, parallel to the feed-forward.
     agree(&Transformer { head_size: 10, qk_norm: true, ..PYTHIA }, &SHORT);
 }
 
-/// Adapters of every projection.
+/// Adapters for every projection.
 const ADAPTERS: Adapters =
     Adapters { rank: 3, alpha: 5.0, qkv: true, out: true, up: true, down: true, base: BaseType::Same };
 
@@ -351,7 +352,7 @@ fn steps_of_adapters_beside_weights_in_fewer_bits_agree_with_the_reference() {
 #[test]
 fn gate_and_up_in_eight_bits_give_the_steps_of_the_reference() {
     let model = Transformer { layers: 3, ..YXANUL };
-    // The last layer's are still there, of however many layers they are kept.
+    // The last layer's gate and up are always available, for however many layers they are stored.
     for (recompute, layers) in [(Recompute::CHEAP, 2), (Recompute::NONE, 1), (Recompute::CHEAP, Recompute::ALL_LAYERS)]
     {
         agree(&model, &MicroBatch { recompute: recompute.with_eight_bits(EightBits::GateUp, layers), ..STAGE });
@@ -363,7 +364,8 @@ fn gate_and_up_in_eight_bits_give_the_steps_of_the_reference() {
     assert_eq!(steps(2), steps(Recompute::ALL_LAYERS));
     let (some, all, none) = (steps(1).1, steps(2).1, steps(0).1);
     let [from_some, from_none] = [distance(&all, &some), distance(&all, &none)];
-    // Rounded, and no worse: of another layer's gate and up the weights would be off by a hundredth.
+    // The rounding has an effect, but only a small one: with another layer's gate and up the weights would differ by a
+    // hundredth.
     assert!(from_some > 0.0 && from_none > from_some && from_none < 4e-3, "{from_some}, {from_none}");
 }
 
@@ -376,7 +378,7 @@ fn what_is_kept_in_blocks_of_eight_bits_gives_the_steps_of_the_reference() {
         (Transformer { stream_scalars: true, ..gelu }, &EightBits::ALL),
     ] {
         let model = Transformer { layers: 4, ..model };
-        // A number that lies between two codes may have either of them.
+        // A number between two codes may round to either of them.
         let of = |layers| kinds.iter().fold(Recompute::CHEAP, |set, kind| set.with_eight_bits(*kind, layers));
         for layers in [2, Recompute::ALL_LAYERS] {
             agree_within(1e-4, &model, &MicroBatch { recompute: of(layers), ..STAGE });
@@ -409,7 +411,7 @@ fn steps_inside_documents_agree_with_the_reference_and_repeat_whatever_is_comput
     let stage = MicroBatch { documents: true, ..STAGE };
     for model in [PYTHIA, YXANUL] {
         agree(&model, &stage);
-        // Where rows are seen whole they share tiles.
+        // Rows of whole sequences share tiles.
         agree(&model, &MicroBatch { documents: true, ..SHORT });
         let steps = |recompute| on_gpu(&model, Precision::Bf16, Products::Own, 2, &MicroBatch { recompute, ..stage });
         let kept = steps(Recompute::NONE);
@@ -435,7 +437,7 @@ fn the_same_steps_give_the_same_bits() {
 fn recomputes(model: &Transformer, stage: &MicroBatch) {
     for precision in [Precision::F32, Precision::Bf16] {
         let kept = on_gpu(model, precision, Products::Own, 2, stage);
-        // One type is enough for the kinds by themselves.
+        // For single kinds of recomputation one dtype suffices.
         let kinds = if precision == Precision::Bf16 { Recompute::FULL } else { Recompute::NONE };
         let singles = kinds.iter().map(|kind| Recompute::NONE.with(kind));
         for recompute in singles.chain([Recompute::CHEAP, Recompute::FULL]) {
@@ -443,7 +445,7 @@ fn recomputes(model: &Transformer, stage: &MicroBatch) {
             assert_eq!(again, kept, "{recompute:?}");
         }
     }
-    // Of the first of three layers, or of two.
+    // Recompute in the first of three layers only, or in the first two.
     let model = Transformer { layers: 3, ..*model };
     let steps = |recompute| on_gpu(&model, Precision::Bf16, Products::Own, 2, &MicroBatch { recompute, ..*stage });
     let some = Recompute::CHEAP.with_layers(Activation::GateUp, 1).with_layers(Activation::Norm2, 1);

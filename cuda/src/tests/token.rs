@@ -1,4 +1,4 @@
-//! The operations of a token in one launch, against the Reference and against the same one by one.
+//! Compares the operations of a token in one launch with the Reference and with the same operations one by one.
 
 use capful_core::device::{Device as _, Meter, Op, OperationError, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Layout, Ledger, Region, Role, Slot};
@@ -36,10 +36,10 @@ fn plan(model: &Transformer, profile: &dyn capful_core::device::Profile, scratch
     Plan { entries, lasting, decoding, choice, scratch, bytes }
 }
 
-/// Places of chosen tokens.
+/// Slots of chosen tokens.
 const PLACES: u32 = 64;
 
-/// What a device is asked to do.
+/// Records the operations that a device receives.
 #[derive(Default)]
 struct Recorder(Vec<Op>);
 
@@ -56,7 +56,7 @@ fn program(model: &Transformer, plan: &Plan, pattern: Pattern) -> Vec<Op> {
     recorder.0
 }
 
-/// First values, the biases and gains no zeros and ones.
+/// First values; the biases and gains are not all zeros and ones.
 fn values(entry: &Entry, layer: u32) -> Vec<f32> {
     let drawn = first_values(&entry.slot, layer).into_iter().zip(0u32..);
     drawn.map(|(x, i)| if entry.slot.role == Role::Weight { x + 0.01 * (i % 13) as f32 - 0.06 } else { x }).collect()
@@ -111,7 +111,7 @@ fn gpu(model: &Transformer, pattern: Pattern, precision: Precision) -> (Plan, Cu
     (plan, cuda)
 }
 
-/// All logits; each token's operations in one launch, or one by one.
+/// The logits of all tokens; each token's operations in one launch, or one by one.
 fn on_gpu(model: &Transformer, pattern: Pattern, precision: Precision, whole: bool) -> Vec<f32> {
     let (plan, mut cuda) = gpu(model, pattern, precision);
     let ops = program(model, &plan, pattern);
@@ -142,22 +142,22 @@ fn agree(model: &Transformer, pattern: Pattern) {
 
 #[test]
 fn a_token_in_one_launch_agrees_with_the_reference() {
-    // Positions for two pieces of attention.
+    // Enough positions for two pieces of attention.
     agree(&Transformer { context: 70, ..YXANUL }, Pattern::DENSE);
     agree(&PYTHIA, Pattern::DENSE);
     agree(&YXANUL, Pattern { kind: Kind::Mixed, block: 4, window: 1, stride: 3 });
     agree(&Transformer { rank: None, bias: Biases::QKV, ..YXANUL }, Pattern::DENSE);
-    // Operations that are no steps between others that are.
+    // Operations that cannot be steps, between others that can.
     agree(&QWEN, Pattern::DENSE);
     agree(&Transformer { softcap: 0.5, ..PYTHIA }, Pattern::DENSE);
-    // Rows that begin anywhere.
+    // Rows at any alignment.
     agree(
         &Transformer { head_size: 7, rotary_dims: 6, d_model: 35, d_ff: 51, heads: 3, kv_heads: 3, ..PYTHIA },
         Pattern::DENSE,
     );
 }
 
-/// Which products are added to the residual stream, in order: whether each reads what attention wrote.
+/// The matrix multiplications that add to the residual stream, in order: whether each reads attention's output.
 fn added(model: &Transformer) -> Vec<bool> {
     let plan = plan(model, &Single, 0);
     let ops = program(model, &plan, Pattern::DENSE);
@@ -184,7 +184,7 @@ fn one_launch_gives_the_same_bits_again_and_what_one_by_one_gives() {
     assert!(off < 1e-6, "off by {off}");
 }
 
-/// What is chosen one after the other by the Reference, behind token 5, of ids below `limit`.
+/// The tokens that the Reference chooses one after the other, after token 5, among ids below `limit`.
 fn chosen_by_reference(model: &Transformer, limit: u32) -> Vec<u32> {
     let plan = plan(model, &Single, 0);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
@@ -206,7 +206,7 @@ fn chosen_by_reference(model: &Transformer, limit: u32) -> Vec<u32> {
     (0..model.context).map(next).collect()
 }
 
-/// The same by a GPU, as many at once as `together` says, and the logits after the last.
+/// The tokens that a GPU chooses, `together` tokens at a time, and the logits after the last one.
 fn chosen(model: &Transformer, precision: Precision, limit: u32, together: usize) -> (Vec<u32>, Vec<u8>) {
     let (plan, mut cuda) = gpu(model, Pattern::DENSE, precision);
     let mut ops = program(model, &plan, Pattern::DENSE);
@@ -238,8 +238,8 @@ fn chosen(model: &Transformer, precision: Precision, limit: u32, together: usize
 #[test]
 fn tokens_that_follow_each_other_in_one_launch_are_those_of_the_reference() {
     let odd = Transformer { head_size: 7, rotary_dims: 6, d_model: 35, d_ff: 51, heads: 3, kv_heads: 3, ..PYTHIA };
-    // Rows for fewer warps than there are, and four for each of all blocks' sixteen, twice; a product that is no step; rows
-    // that begin anywhere.
+    // Rows for fewer warps than exist, and four rows for each of all blocks' sixteen warps, twice; a multiplication
+    // that cannot be a step; rows at any alignment.
     let rows = 2 * 4 * 16 * gpu(&PYTHIA, Pattern::DENSE, Precision::F32).1.hardware.together + 100;
     let wide = Transformer { vocab_size: rows, ..PYTHIA };
     let cases: [(Transformer, u32, &[usize]); 5] = [

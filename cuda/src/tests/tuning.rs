@@ -1,4 +1,4 @@
-//! The library's algorithms: chosen by the clock, saved, used again.
+//! The library's algorithms: chosen by measured time, saved, used again.
 
 use capful_core::device::{Device as _, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
@@ -31,7 +31,7 @@ fn queue(cuda: &mut Cuda) -> Result<(), OperationError> {
     cuda.run(&linear().into())
 }
 
-/// What the product gives, replayed.
+/// The result of the multiplication, replayed.
 fn product(cuda: &mut Cuda) -> Vec<f32> {
     let o = linear();
     for region in [o.x, o.weight, o.bias.expect("one")] {
@@ -63,7 +63,7 @@ fn the_fastest_is_taken() {
         assert!(choices[0].milliseconds.is_some_and(|ms| ms < 1000.0), "{choices:?}");
         let fastest = std::env::var("CAPFUL_STAND_IN_BLAS_FASTEST").expect("set above");
         assert_eq!(number(&choices[0]), format!("0{fastest}"));
-        // What was tuned is not tuned again, and the arena is as it was.
+        // A tuned multiplication is not tuned again, and the arena is unchanged.
         cuda.tune(queue).expect("a product");
         assert_eq!(cuda.choices(), choices);
         let mut bytes = vec![1; linear().out.bytes() as usize];
@@ -78,7 +78,7 @@ fn algorithms_are_timed_on_random_operands_that_have_left_the_cache() {
     apart(name, &[&[("CAPFUL_STAND_IN_CACHE", "65536")]], || {
         let mut cuda = gpu();
         let o = linear();
-        // In the scratch behind what the product writes.
+        // In the scratch after the multiplication's output.
         let behind = region(40_960, 1, 32_768);
         cuda.write(behind, &encode(Dtype::F32, &vec![1.0; 32_768])).expect("in the arena");
         cuda.set_tuning(true);
@@ -95,7 +95,7 @@ fn algorithms_are_timed_on_random_operands_that_have_left_the_cache() {
             values.dedup();
             assert!(values.len() > 1000 && values.iter().all(|x| x.is_finite()), "{}", values.len());
         }
-        // Twice the cache was written from the operands' end on, and not more.
+        // Exactly twice the size of the cache was written, from the end of the operands on.
         let left = read(behind).iter().position(|x| *x != 0.0);
         assert_eq!(left, Some(((o.weight.end() + 2 * 65_536 - behind.offset) / 4) as usize));
     });
@@ -137,7 +137,7 @@ fn a_product_first_met_in_a_recording_takes_the_first_proposal() {
         product(&mut cuda);
         let choices = cuda.choices();
         assert_eq!((choices.len(), number(&choices[0]), choices[0].milliseconds), (1, "01", None));
-        // It stays.
+        // The choice stays.
         cuda.tune(queue).expect("a product");
         assert_eq!(cuda.choices(), choices);
     });
@@ -145,7 +145,7 @@ fn a_product_first_met_in_a_recording_takes_the_first_proposal() {
 
 #[test]
 fn a_product_and_what_follows_it_are_one_kernel_where_that_is_faster() {
-    // As if our own kernel took a second more than it does, and as if all of the library's algorithms did.
+    // As if this program's own kernel took a second longer, and as if all of the library's algorithms did.
     let fastest = |n| ("CAPFUL_STAND_IN_BLAS_FASTEST", n);
     let (slow, all) = ([fastest("1"), ("CAPFUL_STAND_IN_SLOW", "warpgroup_product")], [fastest("99")]);
     let environments = [&slow[..], &all[..]];
@@ -179,7 +179,7 @@ fn a_product_and_what_follows_it_are_one_kernel_where_that_is_faster() {
                 std::env::var("CAPFUL_STAND_IN_BLAS_FASTEST").is_ok_and(|n| n == "99") && cuda.hardware.warpgroups;
             let with = choices.iter().map(|c| (c.product.as_str(), c.algorithm.is_none())).collect::<Vec<_>>();
             assert_eq!(with, [(format!("nt 64 768 512 bf16 bf16 {name} 256").as_str(), ours)]);
-            // What was saved is used again. Where nothing was timed, the one kernel is.
+            // Saved choices are used again. Where nothing was timed, the single kernel is used.
             let mut again = opened();
             again.reuse(&choices).expect("the same GPU and library");
             assert_eq!((again.choices(), bits(&mut again) == tuned), (choices, true));
@@ -209,7 +209,7 @@ fn what_does_not_fit_is_refused_as_a_whole() {
             (other(&|c| c.algorithm = Some("02".into())), "nt 5 7 301"),
             (other(&|c| c.algorithm = forged("zz")), "nt 5 7 301"),
             (other(&|c| c.algorithm = forged("é")), "nt 5 7 301"),
-            // The library does not know it; it knows it, and its sums are in no fixed order.
+            // An algorithm unknown to the library; a known one whose sums have no fixed order.
             (other(&|c| c.algorithm = forged("7f")), "nt 5 7 301"),
             (other(&|c| c.algorithm = Some(format!("04{}01{}", "00".repeat(7), "00".repeat(55)))), "nt 5 7 301"),
         ] {
@@ -233,7 +233,7 @@ fn without_the_library_there_is_one_warning_and_our_own_kernels_run() {
         assert!(cuda.warnings.len() == 1 && cuda.warnings[0].contains("libcublas"), "{:?}", cuda.warnings);
         cuda.tune(queue).expect("nothing to tune");
         assert!(product(&mut cuda).iter().all(|x| x.is_finite()));
-        // One line stands for all, so that the run goes on with them.
+        // A single entry stands for all, so that the run continues with own kernels.
         let choices = cuda.choices();
         assert!(choices.len() == 1 && choices[0].algorithm.is_none(), "{choices:?}");
         assert_eq!(cuda.reuse(&choices), Ok(()));

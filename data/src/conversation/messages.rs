@@ -1,4 +1,4 @@
-//! What a JSON value says of a conversation: `messages`, a list of roles and contents, or a `prompt` with its
+//! Reads a conversation from a JSON value: `messages`, a list of roles and contents, or a `prompt` with its
 //! `completion`, each a text or such a list.
 
 use minijinja::Value;
@@ -7,10 +7,10 @@ use minijinja::value::ValueKind;
 /// The fields that make an object a conversation.
 pub const FIELDS: &str = "messages, or prompt and completion";
 
-/// The messages of the value `json`, each an object with a `role`; nothing where it is no conversation.
+/// The messages of the value `json`, each an object with a `role`; `None` if the value is no conversation.
 ///
 /// # Errors
-/// What is wrong with its messages, and which one.
+/// Says which message is wrong, and why.
 pub fn of_json(json: &[u8]) -> Result<Option<Vec<Value>>, String> {
     let Ok(object) = serde_json::from_slice::<Value>(json) else { return Ok(None) };
     let has = |name: &str| object.get_attr(name).is_ok_and(|value| !value.is_undefined());
@@ -20,7 +20,8 @@ pub fn of_json(json: &[u8]) -> Result<Option<Vec<Value>>, String> {
     of_value(&object).map(|messages| Some(messages.unwrap_or_default()))
 }
 
-/// The messages of a list, or of an object that has them; a prompt may be without a completion. Nothing where it is neither.
+/// The messages of a list, or of an object that has them; a prompt may be without a completion. `None` if the value
+/// is neither.
 ///
 /// # Errors
 /// As [`of_json`].
@@ -75,7 +76,8 @@ fn check(message: &Value) -> Result<(), &'static str> {
         _ => return Err("has a \"role\" that is not a text"),
     }
     match kind("content") {
-        // Parts with a type, or a call of a tool in its place: the template knows what it makes of them.
+        // The content may be parts with a type, or a tool call may take its place: the template knows how to write
+        // them.
         ValueKind::String | ValueKind::Seq => Ok(()),
         ValueKind::None | ValueKind::Undefined if kind("tool_calls") != ValueKind::Undefined => Ok(()),
         ValueKind::Undefined => Err("has no \"content\""),

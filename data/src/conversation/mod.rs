@@ -1,7 +1,7 @@
 //! Conversations: prompts with their answers, of which a model learns the answers alone.
 //!
-//! [`messages`] finds one in a JSON value, [`template`] makes its text, and says which parts of it are answers; [`turn`]
-//! makes the tokens of one that a model is to answer.
+//! [`messages`] finds one in a JSON value, [`template`] makes its text, and says which parts of it are answers;
+//! [`turn`] makes the tokens of a conversation that a model is to answer.
 
 pub mod messages;
 pub mod template;
@@ -18,7 +18,7 @@ use super::tokenizer::{EncodeError, Tokenizer};
 /// Puts the text of `messages` and its parts into the empty `document`.
 ///
 /// # Errors
-/// There is no answer in them; the template cannot run, or writes nothing of an answer.
+/// The messages hold no answer; the template cannot run, or writes nothing for an answer.
 pub fn put(
     template: &ChatTemplate,
     messages: &[Value],
@@ -37,11 +37,12 @@ pub fn put(
     Ok(())
 }
 
-/// Appends the ids of `text`, a part of a conversation. Templates write a tokenizer's marks by their names: files of
-/// others read those themselves, for ours it is done here. What `begins` a conversation is read as the beginning of a text.
+/// Appends the ids of `text`, a part of a conversation. Templates write a tokenizer's marks by their names: tokenizers
+/// from others' files read those names themselves; for this program's own tokenizers it is done here. A part that
+/// `begins` a conversation is encoded as the beginning of a text.
 ///
 /// # Errors
-/// A tokenizer that others wrote cannot encode it.
+/// A tokenizer of others' files that cannot encode the text.
 pub fn encode(tokenizer: &dyn Tokenizer, begins: bool, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
     let plain = |begins: bool, text: &str, ids: &mut Vec<u32>| match begins {
         _ if text.is_empty() => Ok(()),
@@ -119,7 +120,7 @@ mod tests {
         fs::write(&file, format!("{one}\n{{\"text\": \"plain\"}}\n{two}\n")).unwrap();
         let made = shards(&dir.path().join("set"), &file);
         assert_eq!(made.manifest().template(), Some(ChatTemplate::default().key()));
-        // Bytes of answers, with their end; of a text all.
+        // The bytes of answers with their ends, and all bytes of a text.
         assert_eq!(made.manifest().bytes, ("ho<eos>".len() + "plain".len() + "q<eos>".len()) as u64);
         let mark = |id: u32, answer: bool| vec![id | if answer { 0 } else { CONTEXT }];
         let prompt = |said: &str| {
@@ -133,14 +134,14 @@ mod tests {
             all.push(document.ids.clone());
         }
         assert_eq!(all, [chat("hi", "ho"), ids("plain", true), chat("p", "q")]);
-        // What is scored is the same of the files and of the shards.
+        // The scored tokens are the same from the files and from the shards.
         for feed in [files(&file), feed(Box::new(ShardDocuments::new(made)))] {
             let set = ValidationSet::first(feed, 1000).unwrap();
             let plain = [vec![2], ids("plain", true), vec![3]].concat();
             assert_eq!(set.tokens(), [chat("hi", "ho"), plain, chat("p", "q")].concat());
             assert_eq!((set.targets(), set.bytes()), (3 + 6 + 2, 7 + 5 + 6));
         }
-        // A stream would learn prompts.
+        // A token stream would learn prompts too.
         let mut stream = TokenStream::new(files(&file)).unwrap();
         assert!(matches!(stream.next_token(), Err(SourceError::StreamedConversations { .. })));
     }

@@ -1,12 +1,13 @@
-//! Makes the text of a conversation by a template in Jinja, as `transformers` does, and says which parts of it a model is
-//! to write.
+//! Writes the text of a conversation with a Jinja template, as `transformers` does, and says which parts of it a model
+//! is to write.
 //!
 //! The template of a model comes with its tokenizer; a tokenizer without one takes the default. Blocks are trimmed,
 //! `raise_exception`, `tojson` and the methods of Python's strings are there as in `transformers`; `strftime_now` is not:
 //! the same conversation is the same text on any day.
 //!
-//! Which part an answer is, is found by rendering: behind the messages before it, with the beginning of an answer, and
-//! with it. What the second has more is the answer.
+//! Rendering finds the part of the text that is an answer: the template writes the messages before the answer together
+//! with the beginning of an answer, and then the same messages with the answer. What the second text adds to the first
+//! is the answer.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,9 +21,9 @@ use super::super::tokenizer::{Tokenizer, template};
 use super::messages::{is_answer, message};
 use capful_base::regular;
 
-/// What tokenizers without a template of their own take.
+/// The template for tokenizers without one of their own.
 pub const DEFAULT: &str = include_str!("default.jinja").trim_ascii_end();
-/// Instructions of a template that one rendering may take: a loop without an end ends.
+/// Most template instructions that one rendering may execute: it stops a loop without an end.
 const FUEL: u64 = 20_000_000;
 /// The template's name within its environment.
 const NAME: &str = "chat";
@@ -30,9 +31,9 @@ const NAME: &str = "chat";
 /// A part of a conversation's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// The byte behind it.
+    /// The end of the part, an exclusive byte offset.
     pub end: usize,
-    /// Whether a model is to write it.
+    /// Whether a model is to write the part.
     pub answer: bool,
 }
 
@@ -43,33 +44,33 @@ pub struct Rendered {
     pub text: String,
     /// Its parts, in order.
     pub parts: Vec<Part>,
-    /// Answers that the template writes otherwise once more was said: they are no answers here.
+    /// Answers that the template writes differently once later messages follow; they do not count as answers here.
     pub rewritten: u64,
 }
 
 /// What is wrong with a template, or with a conversation for it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// It is no template.
+    /// The source is not a valid template.
     #[error("the chat template {name} cannot be used: {reason}")]
     Unusable {
-        /// What it is called.
+        /// The template's name.
         name: String,
-        /// Why, with the line.
+        /// The reason, with the line.
         reason: String,
     },
-    /// It refuses this conversation.
+    /// The template refuses this conversation.
     #[error("the chat template {name} refuses it: {reason}")]
     Refused {
-        /// What it is called.
+        /// The template's name.
         name: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The beginning of a conversation is no beginning of the whole.
+    /// The text of the first messages is not a prefix of the text of the whole conversation.
     #[error("the chat template {name} writes the messages before the last answer otherwise when the answer is there")]
     NotAppended {
-        /// What it is called.
+        /// The template's name.
         name: String,
     },
 }
@@ -80,14 +81,14 @@ pub struct ChatTemplate(Arc<Compiled>);
 
 #[derive(Debug)]
 struct Compiled {
-    /// Or why there is none.
+    /// The compiled template, or the reason why it could not be compiled.
     environment: Result<Environment<'static>, String>,
     name: String,
     source: String,
     marks: [String; 2],
 }
 
-/// `{% generation %}` is an extension of `transformers` that marks answers, which are found here without it.
+/// Removes `{% generation %}`, an extension of `transformers` that marks answers; answers are found here without it.
 fn without_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -133,7 +134,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&written).into_owned())
 }
 
-/// A space behind commas and colons.
+/// Writes a space after commas and colons.
 struct Spaced;
 
 impl serde_json::ser::Formatter for Spaced {
@@ -178,13 +179,15 @@ fn compiled(source: &str) -> Result<Environment<'static>, Error> {
 /// The names of the marks that templates may write.
 fn marks(tokenizer: &dyn Tokenizer) -> [String; 2] {
     let config: serde_json::Value = serde_json::from_str(&tokenizer.config()).unwrap_or_default();
-    // A text, or an added token with its text. A document need not begin with a mark for a template to write it.
+    // The value is a text, or an added token with its text. A template may write the mark even where the tokenizer does
+    // not begin documents with it.
     let named = |key: &str| config[key].as_str().or(config[key]["content"].as_str()).unwrap_or_default().to_owned();
     ["bos_token", "eos_token"].map(named)
 }
 
 impl ChatTemplate {
-    /// Reads the template `source`, called `name`, which may write the marks of these names, none where they are empty.
+    /// Compiles the template `source`, called `name`. It may write the marks of these names; an empty name stands for
+    /// no mark.
     ///
     /// # Errors
     /// [`TemplateError::Unusable`].
@@ -194,7 +197,7 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The same of one that is not used, perhaps: what is wrong with it is said when it is.
+    /// Compiles a template that may never be used: an error in it is reported when the template is used.
     fn perhaps(name: &str, source: &str, marks: [&str; 2]) -> Self {
         let environment = compiled(source).map_err(|e| reason(&e));
         let marks = marks.map(str::to_owned);
@@ -206,12 +209,12 @@ impl ChatTemplate {
         self.0.environment.as_ref().map_err(unusable)
     }
 
-    /// The default, for marks of these names.
+    /// The default template, for marks of these names.
     pub fn usual(marks: [&str; 2]) -> Self {
         Self::new("default", DEFAULT, marks).expect("the default template is one")
     }
 
-    /// That of a tokenizer, else the default.
+    /// The template of a tokenizer, or the default template where it has none.
     pub fn of(tokenizer: &dyn Tokenizer) -> Self {
         let marks = marks(tokenizer);
         let marks = [marks[0].as_str(), marks[1].as_str()];
@@ -221,10 +224,11 @@ impl ChatTemplate {
         }
     }
 
-    /// That of a file, for the marks of `tokenizer`, or of ours where none is named.
+    /// The template of a file, for the marks of `tokenizer`, or for this program's own marks where no tokenizer is
+    /// given.
     ///
     /// # Errors
-    /// A file that cannot be read or is no template.
+    /// A file that cannot be read, or is not a valid template.
     pub fn of_file(path: &str, tokenizer: Option<&dyn Tokenizer>) -> Result<Self, TemplateError> {
         let unusable = |e: std::io::Error| TemplateError::Unusable { name: path.to_owned(), reason: e.to_string() };
         let source = regular::text_at_most(Path::new(path), template::LONGEST as u64).map_err(unusable)?;
@@ -232,28 +236,29 @@ impl ChatTemplate {
         Self::new(path, &source, [marks[0].as_str(), marks[1].as_str()])
     }
 
-    /// What it is called: its file, `default`, or `of the tokenizer`.
+    /// The name of the template: its file, `default`, or `of the tokenizer`.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Its text.
+    /// The source text of the template.
     pub fn source(&self) -> &str {
         &self.0.source
     }
 
-    /// `text`, which it made, with a line end for each mark: what a tokenizer is built from.
+    /// `text`, an output of this template, with a line end in place of each mark: the text that a tokenizer is built
+    /// from.
     pub fn unmarked(&self, text: &str) -> String {
         let marks = self.0.marks.iter().filter(|mark| !mark.is_empty());
         marks.fold(text.to_owned(), |text, mark| text.replace(mark.as_str(), "\n"))
     }
 
-    /// A number that tells it from others.
+    /// A number that distinguishes this template from others.
     pub fn key(&self) -> u64 {
         capful_core::random::stream(&self.0.source)
     }
 
-    /// The text of `messages`, which goes on to where an answer begins if `asks`.
+    /// The text of `messages`. With `asks` the text continues up to where an answer begins.
     ///
     /// # Errors
     /// [`TemplateError::Refused`].
@@ -268,8 +273,8 @@ impl ChatTemplate {
         rendered.map_err(|e| TemplateError::Refused { name: name.clone(), reason: reason(&e) })
     }
 
-    /// The text of `messages` up to their last answer, and which parts of it are answers. White space behind an answer is
-    /// part of what follows it.
+    /// The text of `messages` up to their last answer, and which parts of it are answers. White space after an answer
+    /// belongs to the part that follows.
     ///
     /// # Errors
     /// [`TemplateError::Refused`] and [`TemplateError::NotAppended`].
@@ -301,7 +306,7 @@ impl ChatTemplate {
         Ok(rendered)
     }
 
-    /// What it writes behind an answer, without white space at its end: where answers end.
+    /// The text that the template writes after an answer, without white space at its end. It marks the end of answers.
     ///
     /// # Errors
     /// [`TemplateError::Refused`].
@@ -312,7 +317,7 @@ impl ChatTemplate {
         if !ending.is_empty() {
             return Ok(ending);
         }
-        // Nothing ends an answer but what comes next.
+        // Only the next message ends an answer.
         let text = self.render(&[user.clone(), answer, user], false)?;
         let ahead = text.rsplit_once("PROBE").map(|(before, _)| before.to_owned()).unwrap_or_default();
         Ok(behind(ahead).trim().to_owned())
@@ -320,7 +325,7 @@ impl ChatTemplate {
 }
 
 impl Default for ChatTemplate {
-    /// The default, for the marks of our own tokenizers.
+    /// The default template, for the marks of this program's own tokenizers.
     fn default() -> Self {
         use capful_core::vocab::{BOS, EOS, SPECIALS};
         Self::usual([BOS, EOS].map(|id| SPECIALS[id as usize]))

@@ -28,7 +28,7 @@ fn chat(name: &str) -> ChatTemplate {
     ChatTemplate::new(name, &fixture().templates[name], ["<s>", "</s>"]).unwrap()
 }
 
-/// The parts of a conversation's text that are answers, and those that are not.
+/// The parts of a conversation's text, each with whether it is an answer.
 fn parts(template: &ChatTemplate, messages: &[Value]) -> Vec<(bool, String)> {
     let Rendered { text, parts, .. } = template.answers(messages).unwrap();
     let mut begin = 0;
@@ -79,7 +79,7 @@ fn answers_are_found_with_what_ends_them_and_without_the_white_space_behind() {
             part(true, "d <eos>"),
         ]
     );
-    // What was said behind the last answer is left out.
+    // Messages after the last answer are left out.
     assert_eq!(parts(&chat("marked"), &messages[..3]), parts(&chat("marked"), &messages[..2]));
 }
 

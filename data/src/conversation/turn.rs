@@ -9,16 +9,16 @@ use super::{encode, messages};
 /// Why a conversation has no tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum TurnError {
-    /// The template.
+    /// The template failed.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// The tokenizer.
+    /// The tokenizer failed.
     #[error(transparent)]
     Encode(#[from] EncodeError),
 }
 
-/// The ids of `messages` up to where an answer begins. They are cut into parts as in training, so that a model sees the ids
-/// that it has learnt from.
+/// The ids of `messages` up to where an answer begins. The text is cut into the same parts as in training, so that a
+/// model sees the ids that it was trained on.
 ///
 /// # Errors
 /// A template that refuses them, or a tokenizer that cannot encode them.
@@ -34,7 +34,7 @@ pub fn tokens(tokenizer: &dyn Tokenizer, template: &ChatTemplate, messages: &[Va
     Ok(ids)
 }
 
-/// What ends an answer: the name of a token without text, or a text.
+/// The text or token that ends an answer: a text, or the name of a token that has no text.
 ///
 /// # Errors
 /// As [`tokens`].
@@ -48,16 +48,17 @@ pub fn stop(tokenizer: &dyn Tokenizer, template: &ChatTemplate) -> Result<Option
 /// A conversation to be answered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Question {
-    /// Its messages up to the last that is no answer.
+    /// Its messages up to the last one that is not an answer.
     pub messages: Vec<Value>,
-    /// The text of the answer behind it, where there is one.
+    /// The text of the answer that follows these messages, if there is one.
     pub expected: Option<String>,
 }
 
-/// The conversations of a file: a list of messages, an object that has them, or such an object on each line.
+/// The conversations of a file. The file holds a list of messages, an object that has such a list, or such an object on
+/// each line.
 ///
 /// # Errors
-/// What is wrong, and where.
+/// Says what is wrong, and where.
 pub fn of_file(text: &str) -> Result<Vec<Question>, String> {
     if let Ok(whole) = serde_json::from_str::<Value>(text) {
         return Ok(vec![asked(&whole)?]);

@@ -11,10 +11,11 @@ use super::super::tokenizer::{self, Built, DocumentError, Tokenizer, TokenizerEr
 use super::{CorpusError, Opened, mixed, open};
 use capful_config::{Config, Source};
 
-/// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
+/// Documents of the built-in corpus that a tokenizer is built from: each of the corpus's words occurs many times in
+/// them.
 const TALES_READ: usize = 10_000;
 
-/// The template of a run's conversations: the one that it names, else that of `tokenizer`.
+/// The template of a run's conversations: the template that `config` names, or else that of `tokenizer`.
 pub(super) fn template(config: &Config, tokenizer: Option<&dyn Tokenizer>) -> Result<ChatTemplate, CorpusError> {
     Ok(match (&config.chat_template, tokenizer) {
         (Some(path), tokenizer) => ChatTemplate::of_file(path, tokenizer)?,
@@ -32,13 +33,13 @@ pub fn build_tokenizer(config: &Config) -> Result<Built, CorpusError> {
     build(config, opened.iter().map(|one| &one.opened))
 }
 
-/// The training documents of a source, which are taken in turn with those of others.
+/// The training documents of one source, read in turn with those of the other sources.
 struct Texts<'a> {
     of: &'a Opened,
     documents: Box<dyn Documents>,
     weight: f64,
     part: Part,
-    /// Documents that are left to take, and bytes taken.
+    /// Documents that are left to read, and bytes read divided by the weight.
     left: usize,
     taken: f64,
 }
@@ -61,8 +62,8 @@ impl Texts<'_> {
     }
 }
 
-/// Builds the tokenizer of `config` from these sources, taken in turn so that the bytes of each are as many as its weight
-/// says.
+/// Builds the tokenizer of `config` from these sources. They are read in turn so that each source's bytes are in
+/// proportion to its weight.
 pub(super) fn build<'a>(config: &Config, opened: impl Iterator<Item = &'a Opened>) -> Result<Built, CorpusError> {
     let kinds = matches!(config.tokenizer.as_str(), "word" | "bpe");
     let mut sources = Vec::new();
@@ -77,7 +78,7 @@ pub(super) fn build<'a>(config: &Config, opened: impl Iterator<Item = &'a Opened
         let left = if endless { TALES_READ } else { usize::MAX };
         sources.push(Texts { of, documents, weight, part, left, taken: 0.0 });
     }
-    // What is only scored teaches the tokenizer nothing.
+    // A source that is only scored must not influence the tokenizer.
     sources.retain(|source| source.weight > 0.0);
     let mut texts = std::iter::from_fn(|| {
         loop {
@@ -94,7 +95,7 @@ pub(super) fn build<'a>(config: &Config, opened: impl Iterator<Item = &'a Opened
     if let (Err(TokenizerError::NoWords(_)), [Texts { of: (source @ Source::Path(path), options, _), .. }]) =
         (&built, &sources[..])
     {
-        // Better said by the data's name.
+        // The data's own name makes a better message.
         let name = path.display().to_string();
         let blank = !open(source, options, config.seed, Part::All)?.next(&mut Document::default())?;
         return Err(if blank {

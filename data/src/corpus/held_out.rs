@@ -1,4 +1,4 @@
-//! What a run is scored on, and what that is held against.
+//! The text that a run is scored on, and the n-gram losses that its score is compared with.
 
 use std::collections::BTreeSet;
 
@@ -13,19 +13,19 @@ use super::super::whole::Whole;
 use super::Corpus;
 use capful_config::Source;
 
-/// The most of a document that is clean may stand in the training side.
+/// A document counts as clean if at most this fraction of it occurs in the training side.
 const CLEAN: f64 = 0.1;
-/// So often documents are chosen anew for those that are not.
+/// Most times that documents are chosen again in place of documents that are not clean.
 const MOST_LOOKS: u32 = 24;
 
 impl Corpus {
-    /// The training side of each source of the run, where the tokens of all are at hand.
+    /// The training side of each source of the run, where the tokens of all sources are encoded.
     fn trained(&self) -> Result<Option<Vec<TrainingTokens>>, SourceError> {
         let of = |part: &Corpus| part.shards.as_ref().map(|shards| part.tokens(shards)).transpose();
         Ok(self.parts().map(of).collect::<Result<Vec<_>, _>>()?.into_iter().collect())
     }
 
-    /// At most `max_tokens` tokens of the source's documents to score, a source of `run`.
+    /// At most `max_tokens` tokens of documents to score from this source, one of the sources of `run`.
     pub(super) fn own_validation(&self, max_tokens: u64, run: &Corpus) -> Result<Validation, SourceError> {
         if !self.clean_validation || matches!(self.validation.as_ref().unwrap_or(&self.source), Source::Tales) {
             return self.validation_without(max_tokens, &BTreeSet::new());
@@ -34,7 +34,7 @@ impl Corpus {
         let mut dirty = BTreeSet::new();
         for _ in 0..MOST_LOOKS {
             let mut chosen = match self.validation_without(max_tokens, &dirty) {
-                // None is left.
+                // No document is left.
                 Err(SourceError::EmptyPart { .. } | SourceError::NoDocuments { .. }) if !dirty.is_empty() => break,
                 chosen => chosen?,
             };
@@ -49,12 +49,12 @@ impl Corpus {
         Err(SourceError::NotClean { name: self.name(), dirty: dirty.len() })
     }
 
-    /// The same but for the documents of these numbers.
+    /// Documents to score, without the documents numbered in `without`.
     fn validation_without(&self, max_tokens: u64, without: &BTreeSet<u64>) -> Result<Validation, SourceError> {
         let (feed, max_tokens) = (self.feed(Part::Validation)?, max_tokens as usize);
         match (self.validation.as_ref().unwrap_or(&self.source), &self.shards) {
             (Source::Tales, _) => {
-                // Each is drawn by itself: the first ones are as good as any.
+                // The documents of the built-in corpus are drawn independently: the first ones are as good as any.
                 let set = ValidationSet::first(feed, max_tokens)?;
                 let numbers = (0..set.documents() as u64).collect();
                 Ok(Validation { set, numbers, among: None, whole: true, passed_over: 0 })
@@ -64,7 +64,7 @@ impl Corpus {
         }
     }
 
-    /// Every document of the separate source for validation; nothing where there is none, or where it is endless.
+    /// Every document of the separate validation source; `None` if there is none, or if it is endless.
     ///
     /// # Errors
     /// A source that cannot be read, or holds no document.
@@ -75,8 +75,8 @@ impl Corpus {
         }
     }
 
-    /// What of `set` the training side has too; nothing where its tokens are not at hand, or the set's
-    /// documents are too short to tell.
+    /// The part of `set` that also occurs in the training side; `None` if the training tokens are not encoded, or
+    /// the set's documents are too short to decide.
     ///
     /// # Errors
     /// Training tokens that cannot be read.
@@ -85,7 +85,7 @@ impl Corpus {
     }
 
     /// Kneser-Ney n-gram losses on `validation`, counted on at most `most` training tokens and in at most `bytes` of
-    /// memory: of documents from all over the source where its tokens are at hand, else of the first ones.
+    /// memory: the documents come from all over the source where its tokens are encoded, else from its beginning.
     ///
     /// # Errors
     /// A source that cannot be read.
@@ -97,8 +97,8 @@ impl Corpus {
             None => ValidationSet::first(feed, tokens)?,
         };
         let counts = bytes.saturating_sub(ValidationSet::storage(tokens));
-        // The first token of a document has no predecessor and is never a target; where it is no mark of the
-        // tokenizer, the n-gram's own mark takes its place.
+        // The first token of a document has no predecessor and is never a target; where that token is no mark of the
+        // tokenizer, the n-gram's own mark replaces it.
         fn targets(set: &ValidationSet) -> impl Iterator<Item = &[u32]> {
             set.iter().map(|document| &document[1..])
         }
@@ -117,8 +117,8 @@ impl Corpus {
     }
 }
 
-/// As many training tokens up to `most` as leave two thirds of `bytes` to what is counted on them, and as can be chosen in
-/// `bytes`.
+/// Number of training tokens to count n-grams on, at most `most`: their counts must fit in two thirds of `bytes`, and
+/// choosing the tokens must fit in `bytes`.
 fn baseline_tokens(most: u32, bytes: u64) -> usize {
     let fit = |tokens: usize| {
         let set = ValidationSet::storage(tokens);

@@ -1,4 +1,4 @@
-//! What a run asks of all its sources.
+//! Combines all sources of a run.
 
 use std::fs;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub(super) fn open_all(
     (0..config.data.names().len()).map(open).collect()
 }
 
-/// What the sources are read with, each beside its configuration.
+/// The corpus of each opened source, next to its configuration.
 pub(super) fn with(opened: Vec<One>, tokenizer: &Arc<dyn Tokenizer>) -> Result<Vec<(Config, Corpus)>, CorpusError> {
     let part = |One { config, opened: (source, options, split), began }| {
         let mut part = Corpus::with(&config, Arc::clone(tokenizer), source, options, split)?;
@@ -52,7 +52,7 @@ pub(super) fn with(opened: Vec<One>, tokenizer: &Arc<dyn Tokenizer>) -> Result<V
     opened.into_iter().map(part).collect()
 }
 
-/// Makes sure that the tokens of all can be read at any place.
+/// Makes the tokens of all sources readable at any offset.
 pub(super) fn keep(
     config: &Config,
     parts: &mut [(Config, Corpus)],
@@ -68,7 +68,7 @@ pub(super) fn keep(
     Ok(())
 }
 
-/// Refuses a source that is there twice under two names.
+/// Refuses a source that occurs twice under two names.
 pub(super) fn require_different(config: &Config) -> Result<(), SourceError> {
     let places: Vec<_> = config.data.names().map(|name| (name, fs::canonicalize(name).ok())).collect();
     for (number, (name, place)) in places.iter().enumerate() {
@@ -79,7 +79,7 @@ pub(super) fn require_different(config: &Config) -> Result<(), SourceError> {
     Ok(())
 }
 
-/// The sources as those of one run: the first holds the others.
+/// Joins the sources into the corpus of one run: the first source owns the others.
 pub(super) fn joined(config: &Config, parts: Vec<(Config, Corpus)>) -> Corpus {
     let mut parts = parts.into_iter().map(|(_, part)| part);
     let Some(mut first) = parts.next() else { unreachable!("a run has a source") };
@@ -89,7 +89,7 @@ pub(super) fn joined(config: &Config, parts: Vec<(Config, Corpus)>) -> Corpus {
     first.beside = parts.collect();
     first.shares = Some(Shares::new(config.seed, &config.data.weights(), config.stretches()));
     first.one_validation = config.validation.as_ref().is_some_and(|names| names.only().is_some());
-    // That of conversations has their template.
+    // The tokenizer of a source of conversations carries their template.
     if let Some(other) = first.beside.iter().find(|part| !first.is_of_conversations() && part.is_of_conversations()) {
         first.tokenizer = Arc::clone(&other.tokenizer);
     }
@@ -112,17 +112,17 @@ impl Corpus {
         self.parts().any(Corpus::is_of_conversations)
     }
 
-    /// What was passed over or mended in the text read so far: lines that were not given before.
+    /// Skipped or repaired text in what was read so far: the lines that were not returned before.
     pub fn noticed(&self) -> Vec<String> {
         self.parts().flat_map(|part| part.options.noticed.news()).collect()
     }
 
-    /// What was passed over or mended in the text read so far.
+    /// Skipped or repaired text in what was read so far, all lines.
     pub fn flaws(&self) -> Vec<String> {
         self.parts().flat_map(|part| part.options.noticed.all()).collect()
     }
 
-    /// What the files of the sources, and of those for validation, were when the run began, as far as that is known.
+    /// The files of the sources and of their validation sources when the run began, as far as that is known.
     pub fn all_began(&self) -> Began {
         let of = |part: &Corpus| Began {
             source: part.began().cloned(),
@@ -132,7 +132,7 @@ impl Corpus {
         Began { beside: self.beside.iter().map(of).collect(), ..of(self) }
     }
 
-    /// Documents and tokens of all sources, both sides, where they are encoded.
+    /// Number of documents and tokens of all sources, training and validation side together, where all are encoded.
     pub fn encoded(&self) -> Option<(u64, u64)> {
         self.parts().try_fold((0, 0), |(documents, tokens), part| {
             let manifest = part.shards.as_ref()?.manifest();
@@ -140,7 +140,8 @@ impl Corpus {
         })
     }
 
-    /// Tokens of one reading of the training documents, counted by reading them; of a mixture, those of all sources.
+    /// Number of tokens in one pass over the training documents, counted by reading them; for a mixture, the sum over
+    /// all sources.
     ///
     /// # Errors
     /// A source that cannot be read, or that has no end.
@@ -148,7 +149,7 @@ impl Corpus {
         self.parts().map(Corpus::own_tokens).sum()
     }
 
-    /// What came of the run's conversations, for people; nothing where it learns from text.
+    /// Describes how the run's conversations were packed into rows, for people; empty if it learns from text.
     ///
     /// # Errors
     /// As [`Corpus::training`].
@@ -160,7 +161,8 @@ impl Corpus {
         self.parts().filter_map(|part| of(part).transpose()).collect()
     }
 
-    /// At most `max_tokens` tokens of documents to score. Sources of a mixture that hold out their own have as many each.
+    /// At most `max_tokens` tokens of documents to score. The sources of a mixture divide `max_tokens` equally where
+    /// each holds out its own documents.
     ///
     /// # Errors
     /// A source that cannot be read, or holds nothing for validation.
@@ -176,7 +178,7 @@ impl Corpus {
     /// The sequences of the run over all its sources.
     pub(super) fn mixture(&self, shares: &Shares) -> Result<Mixture, SourceError> {
         let part = |(number, part): (usize, &Corpus)| {
-            // Sources of one length are in different orders.
+            // Sources of equal length must not be read in the same order.
             let seed = Random::new(self.seed, stream("source")).bits(number as u64);
             if part.is_of_conversations() && part.rows.is_none() {
                 return Err(SourceError::Stages { name: part.name() });
@@ -193,8 +195,8 @@ impl Corpus {
         Ok(Mixture::new(parts, shares.clone(), self.rows))
     }
 
-    /// Of each source of a mixture its name, its share, the tokens of its training side, and those that a run of `tokens`
-    /// draws of it; nothing of one source.
+    /// For each source of a mixture its name, its share, the tokens of its training side, and the tokens that a run of
+    /// `tokens` draws from it; empty for a single source.
     ///
     /// # Errors
     /// A source that cannot be read.
@@ -206,7 +208,7 @@ impl Corpus {
             .collect()
     }
 
-    /// Short names of the sources of a mixture, each another, of at most 23 bytes; nothing of one source.
+    /// Short names of the sources of a mixture, all different, at most 23 bytes each; empty for a single source.
     pub fn labels(&self) -> Vec<String> {
         if self.shares.is_none() {
             return Vec::new();
@@ -226,7 +228,7 @@ impl Corpus {
     }
 }
 
-/// What a run takes of a source.
+/// What a run draws from one source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Drawn {
     /// Its name.
@@ -240,7 +242,7 @@ pub struct Drawn {
 }
 
 impl Drawn {
-    /// How often the run passes over it.
+    /// How many passes over the source the run makes.
     pub fn passes(&self) -> f64 {
         self.drawn as f64 / self.tokens.max(1) as f64
     }

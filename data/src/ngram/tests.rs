@@ -1,4 +1,4 @@
-//! The models against the definition, looked up the slow way.
+//! Compares the models with a direct, slow evaluation of the definition.
 
 use super::*;
 use capful_core::random::Random;
@@ -12,7 +12,7 @@ fn model(order: usize, vocab_size: u32, documents: &[Vec<u32>]) -> Ngram {
     model
 }
 
-/// Documents in which a token tends to follow from the two before it.
+/// Documents in which a token tends to depend on the two tokens before it.
 fn documents(count: u64, vocab_size: u32) -> Vec<Vec<u32>> {
     (0..count)
         .map(|d| {
@@ -30,7 +30,7 @@ fn documents(count: u64, vocab_size: u32) -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// The definition, word for word: n-grams are counted by looking through all documents each time.
+/// The definition, word for word: each call counts n-grams by a pass over all documents.
 fn definition(order: usize, vocab_size: u32, documents: &[Vec<u32>], history: &[u32], token: u32) -> f64 {
     const MARK: u32 = 999;
     let marked: Vec<Vec<u32>> = documents.iter().map(|d| [&[MARK], &d[..]].concat()).collect();
@@ -158,7 +158,7 @@ fn what_goes_beyond_the_bound_is_not_counted() {
 
 #[test]
 fn what_the_memory_does_not_hold_is_not_counted() {
-    // The mark and 3 n-grams of a first token leave room for those of two more, and not of a third.
+    // The mark and 3 n-grams of a first token leave room for the n-grams of two more tokens, but not of a third.
     let bytes = NGRAM_BYTES * 11;
     let mut bounded = Ngram::new(4, 9, usize::MAX).unwrap().within(bytes);
     let counted = bounded.count(&[1, 2, 3, 4, 5, 6]).unwrap();

@@ -1,4 +1,4 @@
-//! A column of strings, read a row at a time.
+//! Reads a column of strings, one row at a time.
 
 use std::fs::File;
 
@@ -11,11 +11,11 @@ use parquet::schema::types::ColumnDescriptor;
 
 use super::super::pages::Pages;
 
-/// A column, and what its row has that was read last.
+/// A column, with the values of the row read last.
 pub(super) struct Column {
-    /// Its number in the file.
+    /// The column's number in the file.
     number: usize,
-    /// The level of a value that is there.
+    /// The definition level of a value that is present.
     there: i16,
     group: Option<ColumnReaderImpl<ByteArrayType>>,
     values: Vec<ByteArray>,
@@ -24,7 +24,7 @@ pub(super) struct Column {
 }
 
 impl Column {
-    /// The column of this number, of which nothing is read yet.
+    /// The column of this number, with nothing read yet.
     pub fn new(number: usize, described: &ColumnDescriptor) -> Column {
         Column {
             number,
@@ -36,7 +36,7 @@ impl Column {
         }
     }
 
-    /// Goes to the begin of a row group of `rows`.
+    /// Goes to the beginning of a row group of `rows`.
     pub fn open(&mut self, file: &File, chunks: &[ColumnChunkMetaData], rows: u64) -> Result<()> {
         let chunk = &chunks[self.number];
         let pages = Pages::new(file, chunk, rows as usize)?;
@@ -44,18 +44,18 @@ impl Column {
         Ok(())
     }
 
-    /// Whether it is packed with brotli anywhere.
+    /// Whether any part of the column is compressed with brotli.
     pub fn has_brotli(&self, metadata: &ParquetMetaData) -> bool {
         let brotli = |chunk: &ColumnChunkMetaData| matches!(chunk.compression(), Compression::BROTLI(_));
         metadata.row_groups().iter().any(|group| brotli(group.column(self.number)))
     }
 
-    /// Goes on by `rows` of the row group.
+    /// Skips `rows` rows of the row group.
     pub fn skip(&mut self, rows: u64) -> Result<()> {
         self.group.as_mut().map_or(Ok(0), |group| group.skip_records(rows as usize)).map(|_| ())
     }
 
-    /// Reads the next row of the row group; `false` where it has no more.
+    /// Reads the next row of the row group; returns `false` at its end.
     pub fn read(&mut self) -> Result<bool> {
         let Column { group: Some(group), values, definitions, repetitions, .. } = self else { return Ok(false) };
         values.clear();
@@ -65,7 +65,8 @@ impl Column {
         Ok(rows == 1)
     }
 
-    /// What the row has: a value or none, of a list one for each of its members. An empty list has a member without a value.
+    /// The values of the row: one value or none, and for a list one for each of its members. An empty list counts as
+    /// one member without a value.
     pub fn cells(&self) -> impl Iterator<Item = Option<&[u8]>> {
         let cells = if self.there == 0 { self.values.len() } else { self.definitions.len() };
         let mut values = self.values.iter();
@@ -90,7 +91,7 @@ pub(super) fn is_of_list(column: &ColumnDescriptor, list: &str, field: &str) -> 
         && parts.last().is_some_and(|last| last == field)
 }
 
-/// What a column holds that is no text.
+/// Describes a column that is not text.
 pub(super) fn kind(column: &ColumnDescriptor) -> String {
     let stored = column.physical_type();
     let held = match stored {

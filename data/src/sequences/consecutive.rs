@@ -1,4 +1,4 @@
-//! Sequences as they follow each other in a stream.
+//! Sequences in the order of a stream.
 
 use capful_core::data::{BatchMut, Batcher};
 
@@ -10,12 +10,12 @@ use super::Sequences;
 pub struct Consecutive {
     stream: TokenStream,
     batcher: Batcher,
-    /// Where the token lies that begins the next sequence: the stream has read it already.
+    /// Position of the token that begins the next sequence: the stream has already read that token.
     next: Position,
 }
 
 impl Consecutive {
-    /// From where `stream` is.
+    /// Sequences from the stream's current position.
     pub fn new(stream: TokenStream) -> Self {
         let next = stream.position();
         Self { stream, batcher: Batcher::new(), next }
@@ -25,14 +25,14 @@ impl Consecutive {
 impl Sequences for Consecutive {
     fn fill(&mut self, batch: &mut BatchMut<'_>) -> Result<bool, SourceError> {
         let Self { stream, batcher, next } = self;
-        // The last token read begins the next batch too: who goes on later reads it again.
+        // The last token read also begins the next batch: a resumed run reads it again.
         batcher.fill(batch, || {
             *next = stream.position();
             stream.next_token()
         })
     }
 
-    /// Reads the tokens: how many a document has is known only once it is encoded.
+    /// Reads the tokens: a document's number of tokens is known only after it is encoded.
     fn skip(&mut self, rows: usize, length: usize) -> Result<bool, SourceError> {
         let Self { stream, batcher, next } = self;
         batcher.skip(rows * length, || {

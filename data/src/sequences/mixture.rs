@@ -1,8 +1,8 @@
-//! Sequences of several sources, each drawn as often as its share says.
+//! Sequences of several sources, each drawn in proportion to its share.
 //!
-//! Which source a sequence of the run is of is arithmetic ([`Draw`]), and so is how many tokens of each source the first
-//! ones of the run are: a position is a number of tokens, as that of [`Permuted`] is. Each source keeps an order of its own
-//! and passes over itself as often as its share needs.
+//! The source of the run's n-th sequence follows from arithmetic ([`Draw`]), and so does how many tokens of each source
+//! its first sequences take: a position is a number of tokens, as for [`Permuted`]. Each source has an order of its own
+//! and is repeated as often as its share needs.
 
 use capful_core::data::{BatchMut, Draw, Stretch};
 use capful_core::random::stream;
@@ -14,7 +14,7 @@ use super::packed::{Packed, Rows};
 use super::permuted::Permuted;
 use capful_config::MOST_SOURCES;
 
-/// What a run draws from its sources, by the tokens that it has read.
+/// How much a run draws from each source after a given number of tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shares {
     seed: u64,
@@ -22,7 +22,7 @@ pub struct Shares {
     stretches: Vec<Stretch>,
 }
 
-/// A number of each source of a mixture; none of one source. It takes no heap.
+/// A number for each source of a mixture; empty for a single source. It takes no heap memory.
 #[derive(Clone, Copy, PartialEq)]
 pub struct BySource {
     numbers: [f64; MOST_SOURCES],
@@ -30,10 +30,10 @@ pub struct BySource {
 }
 
 impl BySource {
-    /// Of one source.
+    /// The value for a run with one source.
     pub const NONE: Self = Self { numbers: [0.0; MOST_SOURCES], count: 0 };
 
-    /// The first [`MOST_SOURCES`] of these.
+    /// The first [`MOST_SOURCES`] of `numbers`.
     pub fn of(numbers: impl IntoIterator<Item = f64>) -> Self {
         let mut all = Self::NONE;
         for (place, number) in all.numbers.iter_mut().zip(numbers) {
@@ -64,27 +64,27 @@ impl std::fmt::Debug for BySource {
     }
 }
 
-/// A sequence of the run, or what is left of it.
+/// A sequence of the run, or its unread rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Slot {
-    /// Which one.
+    /// The sequence's number.
     number: u64,
-    /// The source that it is of.
+    /// The source of the sequence.
     source: usize,
-    /// Tokens of it that are not read yet, at least 1.
+    /// Its tokens that are not read yet, at least 1.
     left: u64,
 }
 
 impl Shares {
-    /// Of a run under `seed` of these stretches, at least one, over sources of these weights: at most [`MOST_SOURCES`], none
-    /// negative and not all 0.
+    /// The shares of a run with `seed` and these stretches, at least one, over sources of these weights: at most
+    /// [`MOST_SOURCES`] weights, none negative and not all 0.
     pub fn new(seed: u64, weights: &[f64], stretches: Vec<Stretch>) -> Self {
         let mut parts = vec![0; weights.len().min(MOST_SOURCES)];
         Draw::parts(weights, &mut parts);
         Self { seed, parts, stretches }
     }
 
-    /// The share of each source of all; they add up to 1.
+    /// The share of each source in the whole run; the shares add up to 1.
     pub fn of_all(&self) -> Vec<f64> {
         let mut left = 1.0;
         let share = |part: &u64| {
@@ -100,21 +100,21 @@ impl Shares {
         BySource::of(self.tokens(read)[..self.parts.len()].iter().map(|tokens| *tokens as f64 / read.max(1) as f64))
     }
 
-    /// The stretches with the ends of those that end before `read`, or there, and the number of their first sequence.
+    /// The stretches that begin before `read`, each with its end (at most `read`) and the number of its first sequence.
     fn until(&self, read: u64) -> impl Iterator<Item = (Stretch, u64, u64)> {
         let ends = self.stretches.iter().skip(1).map(|next| next.from).chain([u64::MAX]);
         let mut first = 0;
         self.stretches.iter().zip(ends).take_while(move |(stretch, _)| stretch.from <= read).map(
             move |(stretch, end)| {
                 let (end, before) = (end.min(read), first);
-                // The last sequence of a stretch may be a shorter one.
+                // The last sequence of a stretch may be shorter than the others.
                 first += (end - stretch.from).div_ceil(stretch.length.max(1));
                 (*stretch, end, before)
             },
         )
     }
 
-    /// What the run reads next after `read` tokens.
+    /// The sequence that the run reads next after `read` tokens.
     fn slot(&self, read: u64) -> Slot {
         let (stretch, _, first) = self.until(read).last().unwrap_or((Stretch { from: 0, length: 1 }, read, 0));
         let after = self.stretches.iter().map(|next| next.from).find(|from| *from > read).unwrap_or(u64::MAX);
@@ -125,7 +125,7 @@ impl Shares {
         Slot { number, source: Draw::new(self.seed, &self.parts).at(number), left: end - read }
     }
 
-    /// Tokens of each source among the first `read` of the run. Allocates nothing.
+    /// Tokens of each source among the first `read` tokens of the run. Allocates nothing.
     pub fn tokens(&self, read: u64) -> [u64; MOST_SOURCES] {
         let draw = Draw::new(self.seed, &self.parts);
         let (mut tokens, mut counts) = ([0; MOST_SOURCES], [[0; MOST_SOURCES]; 2]);
@@ -144,7 +144,7 @@ impl Shares {
         tokens
     }
 
-    /// The stretches of one source: where it stands when those of the run begin.
+    /// The stretches of one source: each begins at that source's token count when the run's stretch begins.
     pub fn of_source(&self, source: usize) -> Vec<Stretch> {
         self.stretches.iter().map(|stretch| Stretch { from: self.tokens(stretch.from)[source], ..*stretch }).collect()
     }
@@ -153,9 +153,9 @@ impl Shares {
 /// The sequences of one source.
 #[allow(clippy::large_enum_variant, reason = "a run has a few of them")]
 pub enum Part {
-    /// Of text.
+    /// Sequences of text.
     Text(Permuted),
-    /// Of conversations; their rows are made without those of a step.
+    /// Rows of conversations; made without the rows of a step.
     Conversations(Packed),
 }
 
@@ -172,19 +172,20 @@ impl Part {
 pub struct Mixture {
     parts: Vec<Part>,
     shares: Shares,
-    /// The rows of a run that learns from conversations too.
+    /// The rows of a run that also learns from conversations.
     rows: Option<Rows>,
     fingerprint: u64,
-    /// Tokens read: all that there is to remember.
+    /// Tokens read: the only state.
     read: u64,
-    /// Rows since the run began or went on.
+    /// Rows since the run began or was resumed.
     since: u64,
-    /// Targets of the step under way.
+    /// Targets of the current step.
     targets: u64,
 }
 
 impl Mixture {
-    /// Of these sources, of which `shares` says what is drawn. `rows` are those of the run, where all its steps are alike.
+    /// The mixture of `parts`, drawn in the proportions of `shares`. `rows` are the rows of the run, where all its
+    /// steps have the same shape.
     pub fn new(parts: Vec<Part>, shares: Shares, rows: Option<Rows>) -> Self {
         let packed = parts.iter().any(|part| matches!(part, Part::Conversations(_)));
         let fingerprints = parts.iter().zip(&shares.parts).map(|(part, share)| match part {
@@ -195,7 +196,7 @@ impl Mixture {
         Self { parts, shares, rows: rows.filter(|_| packed), fingerprint, read: 0, since: 0, targets: 0 }
     }
 
-    /// With the first row of a step its targets are counted, where some of its positions have none.
+    /// At the first row of a step, counts the step's targets, where some of its positions have no target.
     fn count(&mut self, number: u64) {
         let Some(Rows { length, step }) = self.rows else { return };
         if self.since.is_multiple_of(step) {
@@ -213,7 +214,7 @@ impl Mixture {
         self.since += 1;
     }
 
-    /// The next sequence, or at most `most` tokens of it: its source, and how many.
+    /// Takes the next sequence, or at most `most` tokens of it: returns its source and the number of tokens.
     fn next(&mut self, most: usize) -> (usize, usize) {
         let Slot { number, source, left } = self.shares.slot(self.read);
         self.count(number);
@@ -278,7 +279,7 @@ impl Sequences for Mixture {
         Ok(())
     }
 
-    /// Each source needs a sequence of its own: how much a batch takes is a matter of all of them.
+    /// Each source must hold one of its own sequences: the size of a batch concerns all sources together.
     fn require(&mut self, _: u64) -> Result<(), SourceError> {
         let longest = self.shares.stretches.iter().map(|stretch| stretch.length).max().unwrap_or(1);
         self.parts.iter_mut().try_for_each(|part| part.sequences().require(longest + 1))

@@ -15,10 +15,10 @@ use super::super::packed::Table;
 use super::*;
 use capful_config::Overflow;
 
-/// Letters of a source: its documents have no others.
+/// Number of letters of a source; the documents of different sources have different letters.
 const LETTERS: u64 = 8;
 
-/// Documents of letters of source `number`, a conversation each where they are `chats`.
+/// Documents of the letters of source `number`; each is a conversation where they are `chats`.
 struct Lettered {
     number: u64,
     documents: u64,
@@ -61,7 +61,7 @@ impl Documents for Lettered {
     }
 }
 
-/// Of each source its weight, its documents and whether they are conversations.
+/// For each source its weight, its number of documents and whether they are conversations.
 type About<'a> = &'a [(f64, u64, bool)];
 
 /// Sources on disk.
@@ -113,12 +113,13 @@ fn take(sequences: &mut dyn Sequences, (rows, length): (usize, usize)) -> Batch 
     (storage, sequences.position(), sequences.targets_of_step())
 }
 
-/// The source that a token is of, where it is a letter.
+/// The source of a token, where the token is a letter.
 fn source(id: u32) -> Option<usize> {
     (48..256).contains(&id).then(|| (u64::from(id - 48) / LETTERS) as usize)
 }
 
-/// Takes batches of `shapes`, goes on behind each of them and takes turns with other ranks: all is the same.
+/// Takes batches of `shapes`, resumes after each of them and takes turns with other ranks: the batches must be the
+/// same.
 fn assert_goes_on(open: &dyn Fn() -> Mixture, shapes: &[(usize, usize)], step: usize) -> Vec<Batch> {
     let mut whole = open();
     let all: Vec<_> = shapes.iter().map(|shape| take(&mut whole, *shape)).collect();
@@ -212,7 +213,7 @@ proptest! {
     ) {
         let made = made(&about);
         let (mut stretches, mut shapes) = course(&parts);
-        // Of streams a stage may end within a sequence: its last batch is a shorter one.
+        // With streams a stage may end within a sequence: its last batch is a shorter one.
         let last = stretches.len() - 1;
         if last > 0 && cut > 0 {
             let at = parts[0].0;

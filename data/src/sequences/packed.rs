@@ -1,8 +1,8 @@
-//! Rows of whole conversations: as many as fit into each, padded behind the last.
+//! Rows of whole conversations: as many conversations as fit into each row, with padding after the last.
 //!
-//! An epoch's conversations are permuted and cut into windows. Those of a window are packed, the longest first, each into
-//! the row that has least room for it (best fit decreasing); the rows are then permuted. All is computed from the seed, the
-//! epoch and the window, so that a run goes on from three numbers.
+//! An epoch's conversations are permuted and cut into windows. The conversations of a window are packed, the longest
+//! first, each into the row that has least room for it (best fit decreasing); the rows are then permuted. All of this
+//! follows from the seed, the epoch and the window, so a run can resume from three numbers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::super::stream::Position;
 use super::Sequences;
 use capful_config::Overflow;
 
-/// Conversations that are packed together.
+/// Conversations that are packed together, in one window.
 const WINDOW: u64 = 4096;
 /// Tokens that are read at once to count targets.
 const PIECE: usize = 1 << 14;
@@ -34,48 +34,48 @@ pub fn bytes(documents: u64) -> u64 {
 pub struct Rows {
     /// Positions of a row.
     pub length: u32,
-    /// Rows of a step: of all its micro-batches and ranks; 0 where a step has others too, and its targets are counted
-    /// elsewhere.
+    /// Rows of a step, over all its micro-batches and ranks; 0 where a step also has other rows, and its targets are
+    /// counted elsewhere.
     pub step: u64,
 }
 
-/// A conversation that is learnt from.
+/// A conversation to train on.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    /// Where it begins in the line of training tokens.
+    /// Offset of its first token in the training tokens.
     begin: u64,
-    /// Tokens of it that are read.
+    /// Number of its tokens that are read.
     tokens: u32,
-    /// How many of them are targets.
+    /// How many of these are targets.
     targets: u32,
 }
 
 impl Entry {
-    /// Positions that it takes: its last token is a target alone.
+    /// Number of positions in a row: the last token is a target only.
     fn positions(&self) -> u32 {
         self.tokens - 1
     }
 }
 
-/// What came of the conversations.
+/// The result of packing conversations into rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Packing {
-    /// Those that are learnt from.
+    /// Conversations to train on.
     pub conversations: u64,
-    /// Those of them whose end does not fit into a row and is left out.
+    /// Conversations among these whose end does not fit into a row and is left out.
     pub cut: u64,
-    /// Those that are left out: too long, or without a target in what fits.
+    /// Conversations that are left out: too long, or without a target in the part that fits.
     pub dropped: u64,
     /// Rows of the first epoch.
     pub rows: u64,
-    /// Tokens that are targets in an epoch, and positions that are no padding.
+    /// Tokens of an epoch that are targets.
     pub targets: u64,
     /// Positions of an epoch that are no padding.
     pub positions: u64,
 }
 
 impl Packing {
-    /// For people.
+    /// Describes the packing, for people.
     pub fn describe(&self, length: u32) -> String {
         let Self { conversations, cut, dropped, rows, targets, positions } = *self;
         let full = 100.0 * positions as f64 / (rows * u64::from(length)).max(1) as f64;
@@ -92,7 +92,7 @@ impl Packing {
     }
 }
 
-/// The place of a row: its epoch, its window, its number there.
+/// The place of a row: its epoch, its window, its number in the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Cursor {
     epoch: u32,
@@ -115,32 +115,32 @@ pub struct Packed {
     rows: Rows,
     fingerprint: u64,
     packing: Packing,
-    /// The window that is read, and the one that was last looked ahead to.
+    /// The window that is being read, and the window of the last look-ahead.
     here: Window,
     ahead: Window,
     cursor: Cursor,
-    /// Rows read, in all and in this epoch; and since the run began or went on.
+    /// Rows read in all, rows read in this epoch, and rows read since the run began or was resumed.
     read: u64,
     epoch_read: u64,
     since: u64,
-    /// Targets of the step under way.
+    /// Targets of the current step.
     targets: u64,
     ids: Vec<u32>,
 }
 
-/// The conversations that a run learns from: found by reading all of their tokens, once for all who ask.
+/// The conversations that a run trains on: found by one pass over all of their tokens, and shared by all users.
 #[derive(Debug, Clone)]
 pub struct Table {
     entries: Arc<[Entry]>,
-    /// Without the rows, which the seed decides too.
+    /// The packing without its number of rows, which depends on the seed too.
     packing: Packing,
 }
 
 impl Table {
-    /// The conversations of the training side `tokens` under `split`, in rows of `length`.
+    /// The conversations of the training side `tokens` under `split`, for rows of `length`.
     ///
     /// # Errors
-    /// A shard that cannot be read; conversations of which nothing can be learnt.
+    /// A shard that cannot be read; conversations without any target.
     pub fn of(
         tokens: &mut TrainingTokens,
         split: &Split,
@@ -161,7 +161,7 @@ impl Table {
             let (found, mut first) = (targets(tokens, begin, all)?, [0]);
             tokens.read(begin, &mut first)?;
             if !fits && found + 1 == all && first[0] & CONTEXT == 0 {
-                // Text among conversations is read on in further rows.
+                // A text among conversations continues in further rows.
                 (0..all - 1).step_by(length as usize).for_each(|at| {
                     let tokens = (all - at).min(most);
                     add(begin + at, tokens, tokens - 1);
@@ -191,7 +191,8 @@ impl Table {
 }
 
 impl Packed {
-    /// The rows under `seed` of the conversations of `table`, which is that of `tokens`, a source of this fingerprint.
+    /// The rows, in the order of `seed`, of the conversations of `table`. `table` was made from `tokens`, whose source
+    /// has this fingerprint.
     pub fn new(tokens: TrainingTokens, table: Table, fingerprint: u64, seed: u64, rows: Rows) -> Self {
         let mut packed = Self {
             tokens,
@@ -213,12 +214,12 @@ impl Packed {
         packed
     }
 
-    /// What came of the conversations.
+    /// The result of packing the conversations.
     pub fn packing(&self) -> Packing {
         self.packing
     }
 
-    /// Positions of an epoch, padding included: those of the first; others differ by a few rows.
+    /// Positions of the first epoch, padding included; other epochs differ by a few rows.
     pub fn epoch_tokens(&self) -> u64 {
         self.packing.rows * u64::from(self.rows.length)
     }
@@ -227,7 +228,7 @@ impl Packed {
         (self.entries.len() as u64).div_ceil(WINDOW)
     }
 
-    /// The numbers of an epoch and a window.
+    /// The random numbers of an epoch and a window.
     fn random(&self, epoch: u32, window: u64, what: &str) -> Random {
         let key = Random::new(self.seed, stream("packed")).bits(u64::from(epoch) << 32 | window);
         Random::new(key, stream(what))
@@ -240,7 +241,7 @@ impl Packed {
         let mut those: Vec<u32> =
             (window * WINDOW..count.min((window + 1) * WINDOW)).map(|at| order.at(at) as u32).collect();
         let positions = |number: u32| self.entries[number as usize].positions();
-        // Stable: those of one length stay in the order of chance.
+        // A stable sort: conversations of equal length stay in random order.
         those.sort_by_key(|&number| std::cmp::Reverse(positions(number)));
         let (mut rows, mut room): (Vec<Vec<u32>>, BTreeSet<(u32, usize)>) = (Vec::new(), BTreeSet::new());
         for number in those {
@@ -262,7 +263,7 @@ impl Packed {
         (0..rows.len() as u64).map(|at| std::mem::take(&mut rows[order.at(at) as usize])).collect()
     }
 
-    /// The row at `cursor`, which goes to the next one.
+    /// Returns the row at `cursor` and moves `cursor` to the next row.
     fn next(&mut self, cursor: &mut Cursor, ahead: bool) -> Vec<u32> {
         let of = (cursor.epoch, cursor.window);
         if self.here.of != Some(of) && self.ahead.of == Some(of) {
@@ -294,8 +295,8 @@ impl Packed {
         targets
     }
 
-    /// Goes to where `rows` rows were read from the beginning on. The rows of all windows before are made again: an epoch's
-    /// are known only so.
+    /// Goes to the place after the first `rows` rows. The rows of all windows before it are packed again: only packing
+    /// tells the number of an epoch's rows.
     pub fn seek_row(&mut self, rows: u64) {
         let (mut cursor, mut left) = (Cursor::default(), rows);
         (self.read, self.epoch_read, self.since) = (rows, rows, 0);
@@ -314,7 +315,7 @@ impl Packed {
         }
     }
 
-    /// Goes past the next row, which it gives. With the first of a step, that step's targets are counted.
+    /// Moves past the next row and returns it. At the first row of a step, that step's targets are counted.
     fn advance(&mut self) -> Vec<u32> {
         if self.since.is_multiple_of(self.rows.step) {
             self.targets = self.targets_ahead(self.rows.step);
@@ -337,7 +338,7 @@ impl Packed {
     }
 }
 
-/// How many of `count` tokens from `begin` on are targets, the first left out.
+/// How many of `count` tokens from `begin` on are targets, without the first token.
 fn targets(tokens: &mut TrainingTokens, begin: u64, count: u64) -> Result<u64, SourceError> {
     let (mut ids, mut at, mut found) = (vec![0; PIECE.min(count as usize)], 1, 0);
     while at < count {
@@ -406,7 +407,7 @@ impl Sequences for Packed {
     }
 
     fn require(&mut self, tokens: u64) -> Result<(), SourceError> {
-        // The target of the last position is among its row.
+        // The last position's target belongs to the same row.
         let has = self.epoch_tokens() + 1;
         match has < tokens {
             true => Err(SourceError::TooShort { name: self.tokens.name().to_owned(), has, needed: tokens }),

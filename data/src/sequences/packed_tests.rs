@@ -11,7 +11,7 @@ use super::super::super::shards::build::open_or_build;
 use super::super::super::source::{Document, Documents};
 use super::*;
 
-/// Conversations by the lengths of their parts, prompt and answer in turn; with one part a text.
+/// Conversations given by the lengths of their parts, prompt and answer in turn; a single part is a text.
 struct Chats {
     lengths: Vec<Vec<usize>>,
     next: usize,
@@ -22,7 +22,7 @@ impl Documents for Chats {
         document.clear();
         let Some(lengths) = self.lengths.get(self.next) else { return Ok(false) };
         for (i, length) in lengths.iter().enumerate() {
-            // Letters that tell conversations and places apart.
+            // Letters that differ between conversations and offsets.
             document.text.extend((0..*length).map(|at| char::from(b'a' + ((self.next * 5 + i * 3 + at) % 26) as u8)));
             let end = document.text.len();
             if lengths.len() > 1 {
@@ -79,7 +79,7 @@ fn conversations(batch: &Batch, length: usize) -> Vec<Vec<(u32, u32)>> {
     let [x, y, o] = batch;
     let mut all: Vec<Vec<(u32, u32)>> = Vec::new();
     for at in 0..x.len() {
-        // A row begins with one, and padding has the input 0, which is no letter.
+        // A row begins with a conversation, and padding has the input 0, which is no letter.
         if x[at] == 0 {
             assert_eq!((y[at], o[at]), (IGNORE, 0));
             continue;
@@ -101,7 +101,7 @@ fn counted<T: Ord>(all: impl IntoIterator<Item = T>) -> BTreeMap<T, usize> {
     counts
 }
 
-/// What is to come of a conversation of these lengths.
+/// The expected tokens of a conversation of these lengths.
 fn expected(number: usize, lengths: &[usize]) -> Vec<(u32, u32)> {
     let mut tokens = Vec::new();
     for (i, length) in lengths.iter().enumerate() {
@@ -129,7 +129,7 @@ proptest! {
             positions.push(run.position());
             targets.push(run.targets_of_step().unwrap());
         }
-        // The rows of the first epoch hold each one once.
+        // The rows of the first epoch contain each conversation once.
         let rows = packing.rows as usize;
         let first: Vec<_> = batches.iter().flat_map(|batch| {
             (0..2).map(|row| [0, 1, 2].map(|i| batch[i][row * 24..(row + 1) * 24].to_vec()))
@@ -153,7 +153,7 @@ proptest! {
             prop_assert_eq!(resumed.position(), positions[stop - 1]);
             prop_assert!(take(&mut resumed, 2, 24) == batches[stop]);
         }
-        // Ranks that take turns.
+        // Ranks that take batches in turn.
         let mut turns = packed(&shards, shape, Overflow::Cut).unwrap();
         for i in 0..10 {
             turns.skip(2, 24).unwrap();
@@ -165,7 +165,8 @@ proptest! {
 
 #[test]
 fn long_conversations_are_cut_or_dropped_and_long_texts_go_on() {
-    // Of 8 positions: one fits, one loses the end of its answer, one all of it; the last is a text between marks.
+    // With 8 positions, one conversation fits, one loses the end of its answer, one loses its whole answer; the last is
+    // a text between marks.
     let lengths = [vec![4, 5], vec![6, 9], vec![9, 4], vec![18]];
     let (_dir, shards) = shards(&lengths);
     let shape = Rows { length: 8, step: 1 };

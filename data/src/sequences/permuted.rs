@@ -1,4 +1,4 @@
-//! All sequences of an epoch in a random order, of tokens that can be read at any place.
+//! All sequences of an epoch in a random order, from tokens that can be read at any offset.
 
 use capful_core::data::{BatchMut, Order, Stretch};
 
@@ -13,13 +13,13 @@ pub struct Permuted {
     seed: u64,
     stretches: Vec<Stretch>,
     fingerprint: u64,
-    /// Tokens read so far: all that there is to remember.
+    /// Tokens read so far: the only state.
     read: u64,
     ids: Vec<u32>,
 }
 
 impl Permuted {
-    /// The order under `seed` of a run of these stretches over `tokens`, whose source has this fingerprint.
+    /// The order of `seed` for a run of these stretches over `tokens`, whose source has this fingerprint.
     pub fn new(tokens: TrainingTokens, seed: u64, stretches: Vec<Stretch>, fingerprint: u64) -> Self {
         Self { tokens, seed, stretches, fingerprint, read: 0, ids: Vec::new() }
     }
@@ -34,7 +34,7 @@ impl Sequences for Permuted {
             while done < inputs.len() {
                 let run = order.at(order.epoch(tokens, self.read), self.read);
                 let count = run.tokens.min((inputs.len() - done) as u64) as usize;
-                // One more: the target of the last.
+                // One more id: the target of the last one.
                 self.ids.resize(count + 1, 0);
                 self.tokens.read(run.at, &mut self.ids)?;
                 inputs[done..done + count].copy_from_slice(&self.ids[..count]);

@@ -1,8 +1,9 @@
-//! Sequences drawn from a part of a stream: a pool of two halves, one that is drawn from while the other is filled.
+//! Sequences drawn from a part of a stream: a pool of two halves; sequences are drawn from one half while the other is
+//! filled.
 //!
-//! A half is a [`Window`] of the stream, in the order of [`capful_core::data::Order`]: nothing is carried from one to the
-//! next, so that whoever goes on reads a half again, and no more. A half ends with its room, or with the epoch; what is
-//! left of a grain then begins the next half.
+//! A half is a [`Window`] of the stream, in the order of [`capful_core::data::Order`]: no tokens but an incomplete
+//! grain move from one half to the next, so a resumed run reads only one half again. A half ends when its memory is
+//! full, or with the epoch; the incomplete grain at its end then begins the next half.
 
 use capful_core::data::{BatchMut, Order, Stretch, Token, Window};
 
@@ -11,22 +12,23 @@ use super::super::shards::file::width;
 use super::super::stream::{Position, TokenStream};
 use super::Sequences;
 
-/// Tokens of a half of a pool of `bytes`, for a vocabulary of `vocab` ids: whole grains of `grain` tokens, at least one.
+/// Tokens in a half of a pool of `bytes`, for a vocabulary of `vocab` ids: whole grains of `grain` tokens, at least
+/// one.
 pub fn half(bytes: u64, vocab: u32, grain: u64) -> u64 {
-    // A token's id, and a bit for whether it begins a document, in words of 64.
+    // A token takes its id, and a bit for whether it begins a document, stored in words of 64 bits.
     let room = (bytes / 2).saturating_sub(8) * 8 / (8 * width(vocab) + 1);
-    // What is left of a grain, and the target of the last token.
+    // Room for an incomplete grain and for the target of the last token.
     (room.saturating_sub(grain + 1) / grain).max(1).saturating_mul(grain)
 }
 
-/// Bytes that such a pool takes at most: `bytes`, unless it does not hold a grain.
+/// Most bytes that such a pool takes: `bytes`, unless a single grain needs more.
 pub fn memory(bytes: u64, vocab: u32, grain: u64) -> u64 {
     let room = half(bytes, vocab, grain).saturating_add(grain + 1);
     let ids = room.saturating_mul(width(vocab));
     bytes.max(ids.saturating_add(room.div_ceil(64) * 8).saturating_mul(2))
 }
 
-/// Ids in as many bytes as the vocabulary needs.
+/// Ids with as many bytes each as the vocabulary needs.
 enum Ids {
     Narrow(Vec<u16>),
     Wide(Vec<u32>),
@@ -69,21 +71,21 @@ impl Ids {
     }
 }
 
-/// Tokens of the stream that follow each other.
+/// Consecutive tokens of the stream.
 struct Half {
     ids: Ids,
     /// A bit a token: whether it begins a document.
     begins: Vec<u64>,
-    /// Where the stream is at its first token, and at its last border of grains.
+    /// The stream's position at the half's first token, and at its last grain boundary.
     begin: Position,
     border: Position,
-    /// How many tokens are drawn from it, once it is full.
+    /// How many tokens are drawn from the half, known once it is full.
     full: Option<u64>,
 }
 
 impl Half {
     fn new(tokens: u64, grain: u64, vocab: u32) -> Self {
-        // What is left of a grain, and the target of the last token.
+        // Room for an incomplete grain and for the target of the last token.
         let room = (tokens + grain + 1) as usize;
         let begins = vec![0; room.div_ceil(64)];
         let (begin, border) = (Position::default(), Position::default());
@@ -105,7 +107,7 @@ impl Half {
         Token { id: self.ids.get(at), offset: u32::from(begins == 0) }
     }
 
-    /// Adds a token, which lies at `position` of the stream. Of its offset only whether it is 0 is kept.
+    /// Adds a token from `position` of the stream. Of its offset only whether it is 0 is stored.
     fn push(&mut self, token: Token, position: Position, grain: u64) {
         let at = self.ids.len();
         if at == 0 {
@@ -124,17 +126,18 @@ pub struct Pool {
     stream: TokenStream,
     seed: u64,
     stretches: Vec<Stretch>,
-    /// Tokens of a half at most.
+    /// Most tokens of a half.
     most: u64,
     grain: u64,
     here: Half,
     next: Half,
-    /// Tokens read by the run.
+    /// Tokens that the run has read.
     read: u64,
 }
 
 impl Pool {
-    /// A pool of `bytes` over `stream`, from where it is, of ids below `vocab`, for a run of these stretches.
+    /// A pool of `bytes` over `stream`, from its current position, with ids below `vocab`, for a run of these
+    /// stretches.
     pub fn new(stream: TokenStream, seed: u64, stretches: Vec<Stretch>, bytes: u64, vocab: u32) -> Self {
         let grain = Order::new(seed, &stretches).grain();
         let most = half(bytes, vocab, grain);
@@ -149,7 +152,7 @@ impl Pool {
         Window { begin, end: begin + self.here.full.unwrap_or(0) }
     }
 
-    /// Reads into `next` until it holds `tokens` tokens or is full; `false` where the stream ends first.
+    /// Reads into `next` until it holds `tokens` tokens or is full; returns `false` if the stream ends first.
     fn read_ahead(&mut self, tokens: u64) -> Result<bool, SourceError> {
         let Self { stream, next, most, grain, .. } = self;
         while next.full.is_none() && next.len() < tokens {
@@ -157,7 +160,7 @@ impl Pool {
             let Some(token) = stream.next_token()? else { return Ok(false) };
             let has = next.len();
             next.push(token, before, *grain);
-            // The token that shows that it is full is the target of the last one and begins the next half.
+            // The token that shows that the half is full is the target of the last token and begins the next half.
             let epoch_ended = stream.position().epoch != before.epoch && has >= *grain;
             if has == *most || epoch_ended {
                 next.full = Some(has / *grain * *grain);
@@ -166,14 +169,15 @@ impl Pool {
         Ok(true)
     }
 
-    /// Reads as much of the other half as was drawn of this one; `false` where the stream ends first.
+    /// Reads as many tokens into the other half as were drawn from this one; returns `false` if the stream ends
+    /// first.
     fn keep_up(&mut self) -> Result<bool, SourceError> {
         let Window { begin, end } = self.window();
         let drawn = u128::from(self.read - begin) * u128::from(self.most) / u128::from((end - begin).max(1));
         self.read_ahead(drawn as u64)
     }
 
-    /// Makes the half that was filled the one to draw from, and begins another with what is left over.
+    /// Makes the filled half the one to draw from, and starts the other half with the remaining tokens.
     fn turn(&mut self) -> Result<bool, SourceError> {
         if !self.read_ahead(u64::MAX)? {
             return Ok(false);
@@ -182,7 +186,7 @@ impl Pool {
         self.next.clear();
         let full = self.here.full.unwrap_or(0) as usize;
         for at in full..self.here.ids.len() {
-            // Less than a grain and one: only the first lies at a border.
+            // At most one grain of tokens remains: only the first of them is at a grain boundary.
             self.next.push(self.here.token(at), self.here.border, self.grain);
         }
         Ok(true)
@@ -214,7 +218,8 @@ impl Sequences for Pool {
         self.keep_up()
     }
 
-    /// Arithmetic within a half; halves are filled as drawing fills them, since a rank may draw any part of one.
+    /// Arithmetic within a half; the halves are filled as if sequences were drawn, since a rank may draw any part of a
+    /// half.
     fn skip(&mut self, rows: usize, length: usize) -> Result<bool, SourceError> {
         let mut left = (rows * length) as u64;
         while left > 0 {
@@ -231,7 +236,7 @@ impl Sequences for Pool {
     fn position(&self) -> Position {
         let window = self.window();
         match self.here.full {
-            // The next half begins where this one ended.
+            // The next half begins where this half ended.
             Some(_) if self.read >= window.end => self.here.border,
             _ => Position { drawn: self.read - window.begin, ..self.here.begin },
         }

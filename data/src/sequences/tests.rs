@@ -13,14 +13,14 @@ use super::super::stream::{Position, TokenStream};
 use super::pool::{Pool, half, memory};
 use super::*;
 
-/// The tokens of one reading.
+/// The tokens of one pass over the source.
 fn tokens(documents: u64) -> Vec<u32> {
     let mut stream = TokenStream::new(feed(Numbered::finite(documents))).unwrap();
     stream.limit_epochs(1);
     std::iter::from_fn(|| stream.next_token().unwrap()).map(|t| t.id).collect()
 }
 
-/// Batches of a run, as (inputs, targets, offsets), with the position after each.
+/// Batches of a run, as (inputs, targets, offsets), each with the position after it.
 type Batches = Vec<([Vec<u32>; 3], Position)>;
 
 fn take(sequences: &mut dyn Sequences, shapes: &[(usize, usize)]) -> Batches {
@@ -33,7 +33,7 @@ fn take(sequences: &mut dyn Sequences, shapes: &[(usize, usize)]) -> Batches {
     shapes.iter().map(one).collect()
 }
 
-/// The batches that are `taken`, the others skipped; with the position after each.
+/// Takes the batches for which `taken` is true and skips the others; each with the position after it.
 fn take_some(sequences: &mut dyn Sequences, shapes: &[(usize, usize)], taken: impl Fn(usize) -> bool) -> Batches {
     let mut some = Vec::new();
     for (i, &(rows, length)) in shapes.iter().enumerate() {
@@ -47,7 +47,7 @@ fn take_some(sequences: &mut dyn Sequences, shapes: &[(usize, usize)], taken: im
     some
 }
 
-/// How often each token comes before each other one.
+/// How often each token is followed by each other token.
 fn pairs<'a>(pairs: impl Iterator<Item = (&'a u32, &'a u32)>) -> BTreeMap<(u32, u32), usize> {
     let mut counts = BTreeMap::new();
     pairs.for_each(|(&x, &y)| *counts.entry((x, y)).or_default() += 1);
@@ -58,7 +58,7 @@ fn seen(batches: &Batches) -> BTreeMap<(u32, u32), usize> {
     pairs(batches.iter().flat_map(|([x, y, _], _)| x.iter().zip(y)))
 }
 
-/// What `epochs` readings of a ring of tokens are.
+/// The pairs in `epochs` passes over a ring of tokens.
 fn expected(tokens: &[u32], epochs: usize) -> BTreeMap<(u32, u32), usize> {
     let mut once = pairs(tokens.iter().zip(tokens[1..].iter().chain(&tokens[..1])));
     once.values_mut().for_each(|n| *n *= epochs);
@@ -69,19 +69,20 @@ fn expected(tokens: &[u32], epochs: usize) -> BTreeMap<(u32, u32), usize> {
 fn each_token_is_a_target_once_an_epoch_in_a_random_order() {
     let (_dir, shards) = shards(30);
     let tokens = tokens(30);
-    // Of 3 · 8 tokens the epoch is no multiple; three epochs end with whole batches only together with what is left.
+    // The epoch is no multiple of 3 · 8 tokens; three epochs end with whole batches only together with their
+    // remainders.
     assert!(!tokens.len().is_multiple_of(24));
     let epochs = 24;
     let (stretches, shapes) = course(&[(tokens.len(), 3, 8)]);
     let batches = take(&mut permuted(&shards, 1, &stretches), &shapes);
     assert_eq!(seen(&batches), expected(&tokens, epochs));
-    // In each row a target is the next input, but at the end.
+    // In each row a target is the next input, except for the last target.
     for ([x, y, _], _) in &batches {
         x.chunks(8).zip(y.chunks(8)).for_each(|(x, y)| assert_eq!(x[1..], y[..7]));
     }
 }
 
-/// As many tokens as a course takes are made whole epochs by a last stage.
+/// Adds a last stage to a course so that its tokens make whole epochs.
 fn whole(parts: &mut Vec<(usize, usize, usize)>, tokens: usize) -> usize {
     let taken: usize = parts.iter().map(|(n, b, t)| n * b * t).sum();
     let epochs = taken / tokens + 2;
@@ -103,7 +104,8 @@ proptest! {
         let mut parts = parts;
         let epochs = whole(&mut parts, tokens.len());
         let (stretches, shapes) = course(&parts);
-        // What lies behind the last whole grain of those epochs is read later, and something of later epochs instead.
+        // Tokens after the last whole grain of those epochs are read later, and some tokens of later epochs instead of
+        // them.
         let mut random = permuted(&shards, seed, &stretches);
         let mut pooled = pool(documents, seed, &stretches, bytes);
         let [random, pooled] =
@@ -114,7 +116,7 @@ proptest! {
             let same: usize =
                 expected(&tokens, epochs).iter().map(|(pair, n)| found.get(pair).copied().unwrap_or(0).min(*n)).sum();
             prop_assert_eq!(found.values().sum::<usize>(), total);
-            // A pool may be in the middle of a half.
+            // A pool may end in the middle of a half.
             let behind = if name == "pool" { half(bytes, VOCAB, most) as usize + most as usize } else { most as usize };
             prop_assert!(total - same <= behind.min(tokens.len()), "{}: {} of {}", name, total - same, total);
         }
@@ -158,7 +160,7 @@ proptest! {
 
 #[test]
 fn a_pool_gives_each_epoch_whole_before_the_next() {
-    // Documents of one epoch fill several halves, and the last one ends with the epoch.
+    // The documents of one epoch fill several halves, and the last half ends with the epoch.
     let tokens = tokens(40);
     let (stretches, _) = course(&[(1, 1, 8)]);
     let mut pooled = pool(40, 3, &stretches, 700);
@@ -171,7 +173,7 @@ fn a_pool_gives_each_epoch_whole_before_the_next() {
     inputs.sort_unstable();
     first.sort_unstable();
     assert_eq!(inputs, first);
-    // Not in the order of the stream.
+    // The sequences are not in the order of the stream.
     let stream: Vec<&[u32]> = tokens.chunks_exact(8).collect();
     let moved = batches.iter().zip(&stream).filter(|(([x, _, _], _), y)| x != *y).count();
     assert!(moved > stream.len() * 3 / 4, "{moved} of {}", stream.len());
@@ -196,7 +198,7 @@ fn sequences_of_a_batch_come_from_everywhere() {
         let places: Vec<usize> = x.chunks(16).map(place).collect();
         let neighbours = places.windows(2).filter(|p| p[1] == p[0] + 16).count();
         assert!(neighbours <= 1, "{places:?}");
-        // The middle one of 32 is within five deviations of the middle.
+        // The median of 32 is within five deviations of the middle.
         let mut sorted = places.clone();
         sorted.sort_unstable();
         assert!((sorted[16] as f64 / tokens.len() as f64 - 0.5).abs() < 5.0 * 0.5 / 32f64.sqrt(), "{sorted:?}");
@@ -210,7 +212,7 @@ fn a_pool_takes_no_more_than_is_said() {
         let taken = 2 * (room * if vocab > 1 << 16 { 4 } else { 2 } + room.div_ceil(64) * 8);
         let said = memory(bytes, vocab, grain);
         assert!(taken <= said && said >= bytes, "{taken}, {said}");
-        // More than was asked for only where that does not hold a grain.
+        // A pool takes more than the requested bytes only where these cannot hold a grain.
         assert!(said == bytes || half(bytes, vocab, grain) == grain, "{said} for {bytes}");
     }
 }
@@ -253,7 +255,7 @@ fn what_is_held_out_is_not_among_them() {
         line.read(at as u64, &mut ids).unwrap();
         assert_eq!(ids, direct[at..at + count]);
     }
-    // Around the end.
+    // Around the end of the tokens.
     let mut ids = vec![0; 10];
     line.read(direct.len() as u64 - 4, &mut ids).unwrap();
     assert_eq!(ids, [&direct[direct.len() - 4..], &direct[..6]].concat());
@@ -271,7 +273,8 @@ fn a_source_shorter_than_a_batch_is_refused() {
     }
 }
 
-/// Takes batches of these shapes, or skips them where `skips` says so. Gives what was taken, and the position after each.
+/// Takes batches of these shapes, or skips them where `skips` says so. Returns the batches taken, and the position
+/// after each.
 fn take_or_skip(
     sequences: &mut dyn Sequences,
     shapes: &[(usize, usize)],
@@ -296,7 +299,7 @@ fn take_or_skip(
     (taken, positions)
 }
 
-/// Whether skipping is filling: the same positions, the same batches where they are filled, the same end.
+/// Whether skipping a batch has the effect of filling it: the same positions, the same later batches, the same end.
 fn skipping_is_filling(
     mut open: impl FnMut() -> Box<dyn Sequences>,
     shapes: &[(usize, usize)],
@@ -323,7 +326,7 @@ proptest! {
         bytes in 50u64..3000,
     ) {
         let (_dir, shards) = shards(documents);
-        // Shapes of their own, which the stretches' grain does not divide, through three epochs.
+        // Shapes that the stretches' grain does not divide, through three epochs.
         let (stretches, _) = course(&parts);
         let (mut shapes, mut size, round) = (shapes.clone(), 0, shapes);
         while size < 3 * tokens(documents).len() {

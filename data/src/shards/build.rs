@@ -1,7 +1,8 @@
-//! Encodes a source once, into a set of shards.
+//! Encodes a source once and stores it as a set of shards.
 //!
-//! A shard ends with the document that fills it, and says where the source goes on: whoever is stopped finds the complete
-//! ones again and goes on behind them. One process at a time writes a set; others wait for it.
+//! A shard ends with the document that fills it, and stores the place in the source where the next shard continues:
+//! after an interruption a build finds the complete shards and continues after them. One process at a time writes a
+//! set; others wait for it.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,37 +16,38 @@ use super::file::{Shard, VERSION, Writer, width};
 use super::{Manifest, Origin, Shards, shard_path};
 use capful_base::disk;
 
-/// A shard ends with the document that brings it to so many tokens, or documents.
+/// A shard ends with the document that brings it to this many tokens, or documents.
 const SHARD_TOKENS: u64 = 64 << 20;
 const SHARD_DOCUMENTS: u64 = 1 << 20;
 /// Text that is encoded to estimate a set's size.
 const SAMPLE: u64 = 1 << 20;
-/// Bytes of a document in a shard's tables.
+/// Bytes for each document in a shard's tables.
 const TABLES: u64 = 24;
 
-/// The file that one process at a time has locked.
+/// The lock file, which one process at a time holds.
 pub const LOCK: &str = "lock";
 
-/// What is done, for whoever waits.
+/// Progress of a build, for the process that waits for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// What follows is of this source, of several.
+    /// The next events concern this one of several sources.
     Of(String),
     /// Another process writes the same set.
     Waiting,
-    /// It begins, about so many bytes on disk, where the source's size is known; so many tokens are there already.
+    /// The build begins. The set will take about `about` bytes on disk, where the source's size is known; `found`
+    /// tokens exist already.
     Begun {
-        /// Bytes.
+        /// Bytes of the set.
         about: Option<u64>,
-        /// Tokens of a pass that was stopped.
+        /// Tokens from an earlier, interrupted build.
         found: u64,
     },
-    /// So many tokens are encoded.
+    /// This many tokens are encoded.
     Encoded(u64),
 }
 
-/// About how many bytes the set of what `feed` gives takes on disk, judged by the source's beginning; nothing where the
-/// source does not know its size. `feed` is used up.
+/// About how many bytes on disk the set of the documents of `feed` takes, estimated from the source's beginning; `None`
+/// where the source does not know its size. Consumes `feed`.
 ///
 /// # Errors
 /// A source that cannot be read.
@@ -69,7 +71,7 @@ pub fn estimate(feed: Feed) -> Result<Option<u64>, SourceError> {
     Ok(Some((u128::from(taken) * u128::from(text) / u128::from(bytes)) as u64))
 }
 
-/// Bytes free where `dir` is or will be, where the system says so.
+/// Free bytes on the file system of `dir`, which may not exist yet; `None` if the system does not tell.
 fn free(dir: &Path) -> Option<u64> {
     let there = dir.ancestors().find(|dir| dir.exists() || dir.as_os_str().is_empty())?;
     #[cfg(unix)]
@@ -85,12 +87,12 @@ fn free(dir: &Path) -> Option<u64> {
     }
 }
 
-/// Opens the set in `dir`, or makes it from what `feed` gives, on `threads` threads. `about` is the set's size where it
-/// is known; `say` hears what is done.
+/// Opens the set in `dir`, or builds it from the documents of `feed`, on `threads` threads. `about` is the set's size
+/// where it is known; `say` receives the events.
 ///
 /// # Errors
-/// A source that cannot be read; too little room for the set; the file system. What is complete stays, and the next
-/// attempt goes on behind it.
+/// A source that cannot be read; too little room for the set; the file system. Complete shards stay, and the next
+/// attempt continues after them.
 pub fn open_or_build(
     dir: &Path,
     origin: Origin,
@@ -126,7 +128,7 @@ pub fn open_or_build(
     if built.is_err()
         && let Some(path) = (0..).map(|number| shard_path(dir, number)).find(|path| !path.exists())
     {
-        // What is not complete is of no use.
+        // An incomplete file is useless.
         let _ = fs::remove_file(path.with_extension("partial"));
     }
     let manifest = built?;
@@ -137,7 +139,7 @@ pub fn open_or_build(
     }
 }
 
-/// The complete shards at the beginning of an incomplete set; what comes behind them is removed.
+/// The complete shards at the beginning of an incomplete set; removes the files after them.
 fn complete(dir: &Path, origin: Origin) -> Result<Vec<Shard>, SourceError> {
     let mut found = Vec::new();
     loop {
@@ -166,7 +168,7 @@ struct Builder<'a> {
     manifest: Manifest,
     /// The key of the template that writes conversations.
     template: Option<u64>,
-    /// Whether the shards that were found hold all of the source.
+    /// Whether the shards that were found contain the whole source.
     complete: bool,
 }
 
@@ -176,7 +178,8 @@ impl<'a> Builder<'a> {
         let template = feed.documents.template();
         let mut pieces = Ahead::new(feed, threads)?;
         let next = found.last().map(|shard| shard.contents().next);
-        // The last shard of a set names the source's beginning, where no shard can go on: only the manifest is missing.
+        // The last shard of a set stores the source's beginning as its next place, where no shard continues: only the
+        // manifest is missing.
         let complete = next == Some(Place::default());
         pieces.seek(0, next.unwrap_or_default())?;
         let (vocab, bos, eos) = pieces.marks();
@@ -204,7 +207,7 @@ impl<'a> Builder<'a> {
         let mut writer: Option<Writer> = None;
         while !self.complete && self.pieces.advance()? {
             let Some(&piece) = self.pieces.piece() else { break };
-            // A full shard ends before the next document, whose place it names.
+            // A full shard ends before the next document and stores that document's place.
             let full = |w: &Writer| w.contents().tokens >= SHARD_TOKENS || w.contents().documents >= SHARD_DOCUMENTS;
             if piece.begins
                 && let Some(done) = writer.take_if(|w| full(w))
@@ -226,7 +229,7 @@ impl<'a> Builder<'a> {
             written().map_err(|reason| SourceError::Write { path: self.dir.to_owned(), reason })?;
         }
         if let Some(done) = writer {
-            // Nothing comes behind it.
+            // Nothing follows this shard.
             self.finish(done, Place::default())?;
         }
         if self.manifest.documents == 0 {
@@ -235,7 +238,7 @@ impl<'a> Builder<'a> {
         Ok(self.manifest)
     }
 
-    /// Notes the template where so many ids are no targets.
+    /// Stores the template's key, if `context` ids, more than 0, are no targets.
     fn note(&mut self, context: u64) {
         if context > 0 {
             self.manifest.template = self.template.map(|key| format!("{key:016x}"));

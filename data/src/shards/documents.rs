@@ -1,4 +1,4 @@
-//! The documents of a set of shards, one by one, as the source gave them.
+//! Returns the documents of a set of shards one by one, as they came from the source.
 
 use std::sync::Arc;
 
@@ -6,18 +6,18 @@ use super::super::error::SourceError;
 use super::super::source::{Document, Documents, Place, TokenKind};
 use super::Shards;
 
-/// Gives a set's documents as ids, with what is known of their text.
+/// Returns a set's documents as ids, with the known properties of their text.
 pub struct ShardDocuments {
     shards: Arc<Shards>,
     shard: usize,
     document: u64,
-    /// Where the next document begins in its shard.
+    /// Offset of the next document in its shard.
     at: u64,
     bytes: Vec<u8>,
 }
 
 impl ShardDocuments {
-    /// From the beginning.
+    /// The documents from the beginning.
     pub fn new(shards: Arc<Shards>) -> Self {
         Self { shards, shard: 0, document: 0, at: 0, bytes: Vec::new() }
     }
@@ -39,11 +39,11 @@ impl Documents for ShardDocuments {
             shard.ids(self.at, &mut document.ids, &mut self.bytes, vocab)?;
             document.content = Some(shard.content(self.document)?);
             if document.is_conversation() {
-                // Its marks are in it.
+                // The ids of a conversation include its marks.
                 (self.document, self.at) = (self.document + 1, end[0]);
                 return Ok(true);
             }
-            // Whoever encodes puts the marks back.
+            // The encoder adds the marks again.
             if eos.is_some() && document.ids.last().copied() == eos {
                 document.ids.pop();
             }

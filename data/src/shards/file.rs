@@ -17,10 +17,11 @@
 //!    ..    d numbers of 8 bytes: ids up to and with each document
 //!    ..    d numbers of 8 bytes: the hash of its content, which decides whether it is held out
 //!    ..    d numbers of 8 bytes: bytes of its text, of a conversation those of its answers
-//!    ..    where there are any, a bit for each id that is no target, the lowest of a byte first, filled up to 8 bytes
+//!    ..    if there are any, a bit for each id that is no target, the lowest of a byte first, filled up to 8 bytes
 //! ```
 //!
-//! Files are read at a place, not mapped: a file that is cut short while it is in use is then an error and no signal.
+//! Files are read at an offset, not mapped: a file that is cut short while it is in use then causes an error and no
+//! signal.
 
 use std::fs::{self, File};
 use std::hash::Hasher;
@@ -37,43 +38,43 @@ const MAGIC: [u8; 8] = *b"capful\0s";
 /// The version of the files of a set.
 pub const VERSION: u32 = 1;
 const HEADER: u64 = 128;
-/// Where the digest lies in the header.
+/// The bytes of the header that store the digest.
 const DIGEST: std::ops::Range<usize> = 72..80;
 /// Bytes read at once where a whole file is read.
 const PIECE: usize = 1 << 20;
 
-/// Bytes an id of a vocabulary of this size.
+/// Bytes per id for a vocabulary of this size.
 pub fn width(vocab: u32) -> u64 {
     if vocab > 1 << 16 { 4 } else { 2 }
 }
 
-/// What a shard holds.
+/// The content of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Contents {
     /// Ids, marks included.
     pub tokens: u64,
     /// Documents.
     pub documents: u64,
-    /// Bytes of their text; 0 where it is not known.
+    /// Bytes of their text; 0 where unknown.
     pub bytes: u64,
-    /// Bytes an id.
+    /// Bytes per id.
     pub width: u64,
-    /// Ids that are no targets: those of conversations that are read alone.
+    /// Ids that are no targets: the parts of conversations that are context only.
     pub context: u64,
-    /// The key of the set that it is of.
+    /// The key of the set that the shard belongs to.
     pub key: u64,
-    /// Where the source goes on behind it.
+    /// Where the source continues after the shard.
     pub next: Place,
     digest: u64,
 }
 
 impl Contents {
-    /// Bytes of the ids, filled up.
+    /// Bytes of the ids, padded to a multiple of 8.
     fn ids(&self) -> u64 {
         (self.tokens * self.width).next_multiple_of(8)
     }
 
-    /// Bytes of the file, where they can be counted.
+    /// Bytes of the file; `None` if they overflow 64 bits.
     fn length(&self) -> Option<u64> {
         let ids = self.tokens.checked_mul(self.width)?.checked_next_multiple_of(8)?;
         let bits = if self.context > 0 { self.tokens.div_ceil(64) * 8 } else { 0 };
@@ -145,7 +146,7 @@ fn damaged(path: &Path, reason: &str) -> SourceError {
     SourceError::Shard { path: path.to_owned(), reason: reason.to_owned() }
 }
 
-/// A shard that is there.
+/// An existing shard.
 #[derive(Debug)]
 pub struct Shard {
     path: PathBuf,
@@ -167,7 +168,7 @@ impl Shard {
         Ok(Self { path: path.to_owned(), file, contents })
     }
 
-    /// What it holds.
+    /// The content of the shard.
     pub fn contents(&self) -> &Contents {
         &self.contents
     }
@@ -175,7 +176,7 @@ impl Shard {
     /// Reads the whole file and compares it with its digest.
     ///
     /// # Errors
-    /// A file that is not what was written.
+    /// A file that has changed since it was written.
     pub fn verify(&self) -> Result<(), SourceError> {
         let (mut digest, mut piece) = (Digest::new(), vec![0; PIECE]);
         let mut header = self.contents.header();
@@ -194,8 +195,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Ids from the one of number `at` on, as many as `ids` holds; they exist. Those that are no targets have the bit
-    /// [`CONTEXT`]. `bytes` is room to read them in.
+    /// Reads ids from number `at` on into all of `ids`; they must exist. Ids that are no targets have the bit
+    /// [`CONTEXT`]. `bytes` is a buffer for reading.
     ///
     /// # Errors
     /// The file system; an id that is not below `vocab`.
@@ -234,7 +235,7 @@ impl Shard {
         Ok(())
     }
 
-    /// The ends of the documents from number `at` on.
+    /// Reads the ends of the documents from number `at` on.
     ///
     /// # Errors
     /// The file system.
@@ -242,7 +243,7 @@ impl Shard {
         self.numbers(0, at, ends)
     }
 
-    /// What is known of the content of document `at`.
+    /// The known properties of the content of document `at`.
     ///
     /// # Errors
     /// The file system.
@@ -253,7 +254,7 @@ impl Shard {
         Ok(Content { hash: hash[0], bytes: bytes[0] })
     }
 
-    /// The hashes of the documents from number `at` on.
+    /// Reads the hashes of the documents from number `at` on.
     ///
     /// # Errors
     /// The file system.
@@ -292,7 +293,7 @@ fn read_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a shard, under a temporary name until it is complete.
+/// Writes a shard, under a temporary name until the shard is complete.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
@@ -301,7 +302,7 @@ pub struct Writer {
     contents: Contents,
     ends: Vec<u64>,
     known: Vec<Content>,
-    /// A bit for each id that is no target, where there are any.
+    /// One bit for each id, set where it is no target; empty if all are targets.
     context: Vec<u64>,
 }
 
@@ -326,12 +327,12 @@ impl Writer {
         })
     }
 
-    /// What it holds so far.
+    /// The content so far.
     pub fn contents(&self) -> &Contents {
         &self.contents
     }
 
-    /// Adds ids to the document that is under way. They are below the vocabulary's size, but for the bit [`CONTEXT`].
+    /// Adds ids to the current document. They are below the vocabulary's size, except for the bit [`CONTEXT`].
     ///
     /// # Errors
     /// The file system.
@@ -347,7 +348,7 @@ impl Writer {
         ids.iter().try_for_each(|id| self.output.write_all(&as_input(*id).to_le_bytes()[..width]))
     }
 
-    /// Ends the document.
+    /// Ends the current document.
     pub fn end(&mut self, content: Content) {
         self.contents.documents += 1;
         self.contents.bytes += content.bytes;
@@ -355,7 +356,7 @@ impl Writer {
         self.known.push(content);
     }
 
-    /// Completes the file: the source goes on at `next`. Syncs it and gives it its name.
+    /// Completes the file; the source continues at `next`. Syncs the file and gives it its final name.
     ///
     /// # Errors
     /// The file system.
@@ -374,7 +375,7 @@ impl Writer {
             self.context.iter().try_for_each(|word| self.output.write_all(&word.to_le_bytes()))?;
         }
         self.output.flush()?;
-        // Read back, so that what is hashed is what the file system has.
+        // The bytes are read back, so that the hash covers what the file system stored.
         let mut file = File::options().read(true).write(true).open(&self.partial)?;
         let mut digest = Digest::new();
         Hasher::write(&mut digest, &self.contents.header());

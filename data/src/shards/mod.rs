@@ -1,7 +1,7 @@
-//! Text that is encoded once: a directory of token shards, which are read at any place.
+//! Text that is encoded once: a directory of token shards, which can be read at any offset.
 //!
-//! [`mod@file`] is one shard; [`build`] makes a set from a source; [`documents`] gives a set's documents again, one by one;
-//! [`training`] is the line of tokens that a run trains on. A set is complete when its `shards.json` is there.
+//! [`mod@file`] is one shard; [`build`] makes a set from a source; [`documents`] reads a set's documents one by one;
+//! [`training`] is the sequence of tokens that a run trains on. A set is complete when its `shards.json` exists.
 
 pub mod build;
 pub mod documents;
@@ -17,14 +17,14 @@ use super::source::{Place, TokenKind};
 use capful_base::{digest, disk};
 use file::{Shard, VERSION};
 
-/// The file that says what a set is. It is written last.
+/// The file that describes a set. It is written last.
 pub const MANIFEST: &str = "shards.json";
-/// Sets of at most so many bytes are compared with their digests before they are used.
+/// Sets of at most this many bytes are compared with their digests before use.
 const VERIFIED: u64 = 4 << 30;
-/// Documents whose entries in the tables are read together.
+/// Documents whose table entries are read together.
 const TOGETHER: usize = 1024;
 
-/// What a set was made from: another source or tokenizer makes another set.
+/// What a set was made from: a different source or tokenizer makes a different set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// The source's identity; see [`super::files::Files::identity`].
@@ -34,48 +34,49 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// One number for both.
+    /// One key for both.
     pub fn key(self) -> u64 {
         capful_core::random::Random::new(self.source, self.tokenizer).bits(u64::from(VERSION))
     }
 }
 
-/// What a set is, as its file says it.
+/// The description of a set, as stored in its manifest file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     version: u32,
     /// The source's name, for people.
     pub source: String,
-    /// What it was made from.
+    /// The source and the tokenizer that the set was made from.
     pub origin: Origin,
     /// Number of ids of the vocabulary.
     pub vocab: u32,
     /// The id that begins a document.
     pub bos: Option<u32>,
-    /// The id that ends one.
+    /// The id that ends a document.
     pub eos: Option<u32>,
-    /// Shards.
+    /// Number of shards.
     pub shards: u32,
-    /// Documents, those that are held out too.
+    /// Number of documents, including those held out for validation.
     pub documents: u64,
     /// Their ids, marks included.
     pub tokens: u64,
-    /// Bytes of their text; 0 where it is not known.
+    /// Bytes of their text; 0 where unknown.
     pub bytes: u64,
-    /// The key of the chat template that wrote its conversations, in hexadecimal digits; nothing where it has none.
+    /// The key of the chat template that wrote its conversations, in hexadecimal digits; `None` if it has no
+    /// conversations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     template: Option<String>,
-    /// XXH3-64 of everything else, where the version that wrote it knew of it.
+    /// XXH3-64 of all other fields; `None` in files of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     digest: Option<String>,
 }
 
 impl Manifest {
-    /// Reads that of `dir`; nothing where there is none.
+    /// Reads the manifest in `dir`; `None` if there is none.
     ///
     /// # Errors
-    /// One that cannot be read, does not parse or is of another version.
+    /// A manifest that cannot be read, does not parse or is of another version.
     pub fn read(dir: &Path) -> Result<Option<Self>, SourceError> {
         let path = dir.join(MANIFEST);
         let text = match capful_base::regular::read_at_most(&path, capful_base::regular::STATE) {
@@ -102,35 +103,35 @@ impl Manifest {
         disk::sync_dir(dir)
     }
 
-    /// The digest of everything else.
+    /// The digest of all other fields.
     fn digest(&self) -> serde_json::Result<String> {
         digest::of_json(&Self { digest: None, ..self.clone() })
     }
 
-    /// The key of the chat template that wrote its conversations; nothing where it has none.
+    /// The key of the chat template that wrote its conversations; `None` if it has no conversations.
     pub fn template(&self) -> Option<u64> {
         self.template.as_deref().and_then(|key| u64::from_str_radix(key, 16).ok())
     }
 
-    /// What its ids mean.
+    /// The meaning of its ids.
     pub fn kind(&self) -> TokenKind {
         let Self { vocab, bos, eos, origin: Origin { tokenizer: fingerprint, .. }, .. } = *self;
         TokenKind { vocab, bos, eos, fingerprint }
     }
 }
 
-/// Where shard `number` of a set lies.
+/// The path of shard `number` of a set.
 fn shard_path(dir: &Path, number: usize) -> PathBuf {
     dir.join(format!("{number:05}.shard"))
 }
 
-/// Whether `dir` holds a set that is not complete.
+/// Whether `dir` holds an incomplete set.
 pub fn begun(dir: &Path) -> bool {
     let first = shard_path(dir, 0);
     first.exists() || first.with_extension("partial").exists()
 }
 
-/// A complete set, open.
+/// A complete set, opened.
 #[derive(Debug)]
 pub struct Shards {
     name: String,
@@ -139,8 +140,8 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// Opens the set in `dir`; nothing where there is none, or one that is not complete. What `wanted` names must be what
-    /// it was made from.
+    /// Opens the set in `dir`; `None` if there is no complete set. The set must have been made from `wanted`, where
+    /// that is given.
     ///
     /// # Errors
     /// A set of another source, tokenizer or version; a shard that is missing, cut short or of another set.
@@ -161,15 +162,15 @@ impl Shards {
         Ok(Some(Self { name: dir.display().to_string(), manifest, shards }))
     }
 
-    /// What it is.
+    /// The set's description.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Checks that its conversations, where it has some, are written by the template of this key.
+    /// Checks that the set's conversations, where it has some, were written by the template of this key.
     ///
     /// # Errors
-    /// They are not.
+    /// Conversations that another template wrote.
     pub fn written_by(self, template: u64) -> Result<Self, SourceError> {
         if self.manifest.template().is_some_and(|key| key != template) {
             let path = self.name.clone().into();
@@ -178,18 +179,18 @@ impl Shards {
         Ok(self)
     }
 
-    /// Its name, for messages.
+    /// The set's name, for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its shards, in order.
+    /// The set's shards, in order.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
-    /// Goes through the tables of all documents: where each begins, its tokens, marks included, and the hash of its
-    /// content.
+    /// Reads the tables of all documents and calls `visit` with each document's place, its number of tokens (marks
+    /// included) and the hash of its content.
     ///
     /// # Errors
     /// A shard that cannot be read, or whose tables are damaged.
@@ -214,7 +215,8 @@ impl Shards {
         Ok(())
     }
 
-    /// How many documents are exact copies of an earlier one, and their tokens. Takes 16 bytes a document.
+    /// How many documents are exact copies of an earlier one, and the number of their tokens. Takes 16 bytes a
+    /// document.
     ///
     /// # Errors
     /// As [`Shards::each_document`].
@@ -226,7 +228,7 @@ impl Shards {
         Ok(copied.fold((0, 0), |(count, tokens), pair| (count + 1, tokens + pair[1].1)))
     }
 
-    /// Compares every shard with its digest, where the set is so small that it takes no time.
+    /// Compares every shard with its digest, where the set is small enough that this takes little time.
     ///
     /// # Errors
     /// A shard that is damaged.

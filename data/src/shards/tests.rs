@@ -79,14 +79,14 @@ fn places_between_documents_can_be_gone_to() {
 #[test]
 fn a_pass_that_was_stopped_goes_on_behind_its_last_complete_shard() {
     let (whole, stopped) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    // Two shards of 1,048,576 documents at most and what is left.
+    // Two full shards of 1,048,576 documents and one with the rest.
     let documents = (2 << 20) + 77;
     made(whole.path(), documents, 2).unwrap();
     let broken = || Ok(feed(Numbered::finite(documents).failing_at((1 << 20) + 5)));
     let error = open_or_build(stopped.path(), ORIGIN, || Ok(None), broken, 0, &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("lost"), "{error}");
     assert!(!stopped.path().join(MANIFEST).exists());
-    // What a kill leaves of the next one is no shard.
+    // The partial file that a killed build leaves is no shard.
     let mut found = 0;
     let source = || Ok(feed(Numbered::finite(documents)));
     let mut say = |event| {
@@ -103,10 +103,10 @@ fn a_pass_that_was_stopped_goes_on_behind_its_last_complete_shard() {
     assert!(!shard_path(whole.path(), 3).exists());
 }
 
-/// A kill between the last shard and the manifest.
+/// The build is killed between the last shard and the manifest.
 #[test]
 fn a_set_that_lacks_only_its_manifest_is_not_encoded_again() {
-    // One shard, and one more of 77 documents.
+    // One full shard, and another with 77 documents.
     for documents in [113, (1 << 20) + 77] {
         let dir = TempDir::new().unwrap();
         let whole = made(dir.path(), documents, 2).unwrap().manifest().clone();
@@ -126,7 +126,7 @@ fn what_is_damaged_or_of_something_else_is_refused_in_one_line() {
     made(dir.path(), 50, 0).unwrap();
     let (shard, manifest) = (shard_path(dir.path(), 0), dir.path().join(MANIFEST));
     let (good, whole) = (fs::read(&shard).unwrap(), fs::read_to_string(&manifest).unwrap());
-    // As earlier versions wrote it: without the digest of the rest.
+    // In the form of earlier versions: without the digest of the other fields.
     let said = format!("{}\n}}", &whole[..whole.find(",\n  \"digest\"").unwrap()]);
     let refused = |expected: &str| {
         let opened = Shards::open(dir.path(), Some(ORIGIN)).and_then(|shards| shards.unwrap().verified());
@@ -176,7 +176,7 @@ fn what_is_damaged_or_of_something_else_is_refused_in_one_line() {
         fs::write(&manifest, bad).unwrap();
         refused(expected);
     }
-    // What is incomplete is none, and is made again.
+    // An incomplete set does not count as a set, and is built again.
     fs::remove_file(&manifest).unwrap();
     assert!(Shards::open(dir.path(), Some(ORIGIN)).unwrap().is_none());
     fs::write(&shard, &good[..100]).unwrap();

@@ -1,5 +1,5 @@
-//! The tokens of a set of shards that a run trains on: its documents without those that are held out, as a line that
-//! begins again at its end, read at any place.
+//! The tokens of a set of shards that a run trains on: its documents without the held-out ones, as a sequence that
+//! starts again at its end and can be read at any offset.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use super::super::source::Place;
 use super::super::split::{Part, Split};
 use super::Shards;
 
-/// Every so many documents one's end is remembered; those between are looked up.
+/// The end of every 64th document is stored in memory; the ends between are read from the shard when needed.
 const STRIDE: usize = 64;
 
-/// Documents next to each other that are held out.
+/// Consecutive documents that are held out.
 #[derive(Debug, Clone, Copy)]
 struct Gap {
-    /// Training tokens before it.
+    /// Number of training tokens before the gap.
     at: u64,
-    /// Held-out tokens up to its end.
+    /// Number of held-out tokens up to the end of the gap.
     skipped: u64,
 }
 
@@ -31,18 +31,18 @@ pub struct TrainingTokens {
     /// For each shard the ends of its documents 63, 127, …
     ends: Vec<Vec<u64>>,
     tokens: u64,
-    /// Ends of documents that were looked up last: their shard, the first one's number, and they.
+    /// Document ends that were read last: their shard, the number of the first document, and the ends.
     found: (usize, usize, Vec<u64>),
     bytes: Vec<u8>,
 }
 
-/// Bytes of memory for a set of `documents`, of which one in twenty is held out.
+/// Bytes of memory for a set of `documents`, one in twenty of them held out.
 pub fn bytes(documents: u64) -> u64 {
     documents / 20 * size_of::<Gap>() as u64 + documents / STRIDE as u64 * 8 + (64 << 10)
 }
 
 impl TrainingTokens {
-    /// The documents that are for training under `split`, of the source called `name`.
+    /// The training documents under `split`, from the source called `name`.
     ///
     /// # Errors
     /// A shard that cannot be read; a set without a token for training.
@@ -91,7 +91,7 @@ impl TrainingTokens {
         }
     }
 
-    /// The documents of the line, in order: how many tokens each has.
+    /// Calls `visit` with the number of tokens of each training document, in order.
     ///
     /// # Errors
     /// A shard that cannot be read.
@@ -103,7 +103,7 @@ impl TrainingTokens {
         })
     }
 
-    /// Tokens of the line until it begins again, at least 1.
+    /// Number of training tokens before the sequence starts again, at least 1.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
@@ -113,8 +113,8 @@ impl TrainingTokens {
         &self.name
     }
 
-    /// The next piece of the line from `at` on, at most so many tokens, that lies in one piece in one shard: the shard,
-    /// the first token's number in it, and how many there are.
+    /// The next contiguous piece from `at` on within a single shard, at most `most` tokens: the shard, the number of
+    /// the piece's first token in the shard, and the number of its tokens.
     fn piece(&self, at: u64, most: u64) -> (usize, u64, u64) {
         let at = at % self.tokens;
         let gap = self.gaps.partition_point(|gap| gap.at <= at);
@@ -127,7 +127,7 @@ impl TrainingTokens {
         (shard, inside, most.min(until - at).min(left))
     }
 
-    /// Puts the tokens from `at` on into `ids`; those that are no targets have the bit
+    /// Reads the tokens from `at` on into `ids`; ids that are no targets have the bit
     /// [`CONTEXT`](capful_core::data::CONTEXT).
     ///
     /// # Errors
@@ -143,7 +143,8 @@ impl TrainingTokens {
         Ok(())
     }
 
-    /// How many tokens of its document precede each of the tokens from `at` on, as far as they are among these.
+    /// Computes how many tokens of the same document precede each of the tokens from `at` on, counting only tokens from
+    /// `at` on.
     ///
     /// # Errors
     /// A shard that cannot be read.
@@ -165,7 +166,7 @@ impl TrainingTokens {
         Ok(())
     }
 
-    /// Where the document of token `at` of a shard begins and ends.
+    /// Beginning and end of the document that contains token `at` of a shard.
     fn document(&mut self, shard: usize, at: u64) -> Result<(u64, u64), SourceError> {
         let block = self.ends[shard].partition_point(|&end| end <= at);
         if (self.found.0, self.found.1) != (shard, block) || self.found.2.is_empty() {

@@ -8,17 +8,17 @@ use super::words::{KINDS, LISTS, NAMES, PRONOUNS};
 /// One element of a sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Element {
-    /// This word.
+    /// A fixed word.
     Word(&'static str),
-    /// A word of this slot's list, to be remembered.
+    /// A word from this slot's list, which the memory then stores.
     Choice(Slot),
-    /// The remembered word of this slot.
+    /// The stored word of this slot.
     Again(Slot),
     /// The hero's pronoun in this case (an index into [`PRONOUNS`]).
     Pronoun(usize),
 }
 
-/// What a tale remembers a word as.
+/// The slots of a tale's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Slot {
     /// Girl or boy.
@@ -29,7 +29,7 @@ pub(super) enum Slot {
     List(usize),
 }
 
-/// A sentence, and where it may stand.
+/// A sentence, and the state in which it may occur.
 #[derive(Debug)]
 pub(super) struct Sentence {
     pub(super) state: State,
@@ -57,7 +57,7 @@ fn element(token: &'static str) -> Element {
         "hero" => Some(Slot::Hero),
         _ => LISTS.iter().position(|(list, _)| *list == name).map(Slot::List),
     };
-    // A mark with an unknown name stays a word; a test sees to it that there is none.
+    // A mark with an unknown name stays a word; a test checks that there is none.
     let marked = match token.split_at_checked(1) {
         Some(("+", name)) => slot(name).map(Element::Choice),
         Some(("=", name)) => slot(name).map(Element::Again),
@@ -67,7 +67,7 @@ fn element(token: &'static str) -> Element {
     marked.unwrap_or(Element::Word(token))
 }
 
-/// The words remembered so far, as indices into their lists.
+/// The words stored so far, as indices into their lists.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Memory {
     kind: usize,
@@ -76,7 +76,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// What `slot` chooses from: for the hero's name, the names of the hero's kind.
+    /// The list that `slot` chooses from: for the hero's name, the names of the hero's kind.
     pub(super) fn list(&self, slot: Slot) -> &'static [&'static str] {
         match slot {
             Slot::Kind => KINDS,
@@ -85,7 +85,7 @@ impl Memory {
         }
     }
 
-    /// Remembers word `index` of `slot`'s list.
+    /// Stores word `index` of `slot`'s list.
     pub(super) fn set(&mut self, slot: Slot, index: usize) {
         match slot {
             Slot::Kind => self.kind = index,
@@ -94,7 +94,7 @@ impl Memory {
         }
     }
 
-    /// The word `slot` was given last.
+    /// The word stored last for `slot`.
     pub(super) fn word(&self, slot: Slot) -> &'static str {
         let index = match slot {
             Slot::Kind => self.kind,
@@ -115,7 +115,7 @@ pub(super) fn total_weight(state: State) -> u32 {
     GRAMMAR.iter().filter(|s| s.state == state).map(|s| s.weight).sum()
 }
 
-/// Every word that can stand at `element`, whatever is remembered.
+/// Every word that can occur at `element`, for any memory.
 pub(super) fn words(element: Element) -> Vec<&'static str> {
     match element {
         Element::Word(word) => vec![word],

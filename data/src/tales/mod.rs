@@ -1,13 +1,13 @@
-//! The built-in corpus: little stories without end, whose probability is known exactly.
+//! The built-in corpus: an endless sequence of little stories whose probability is known exactly.
 //!
 //! A seeded grammar tells the tales. Much of a tale is chosen freely (adjectives, verbs, which sentence comes next);
 //! the rest follows from what was said before, often long before: the hero's name, the thing and its colour, the place
-//! where it was put, how many apples there were, she or he. A model that only looks a word or two back pays for all
-//! of these again; one that attends to the whole tale can reach the floor, the grammar's own entropy.
+//! where it was put, how many apples there were, she or he. A model that sees only the last word or two cannot predict
+//! any of these; a model that attends to the whole tale can reach the floor, the grammar's own entropy.
 //!
-//! Words are in lower case and separated by one space, punctuation included, so that splitting at white space gives
-//! back the words. A model of words predicts the tale's words and then the end of the document: a tale of n words
-//! counts n + 1 tokens. The end has probability 1, since the last sentence can be told from all others.
+//! Words are in lower case and separated by one space, punctuation included, so that splitting at white space restores
+//! the words. A model of words predicts the tale's words and then the end of the document: a tale of n words counts n +
+//! 1 tokens. The end has probability 1, since the last sentence differs from all others.
 
 mod grammar;
 mod questions;
@@ -27,10 +27,10 @@ use sentences::State;
 pub use score::log_probability;
 pub use source::TaleDocuments;
 
-/// No tale has more words than this, punctuation counted.
+/// No tale has more words than this, punctuation included.
 pub const MAX_WORDS: usize = 120;
 
-/// The spacing of the tales' random numbers: more than one tale makes choices, since each gives at most a word or
+/// The spacing of the tales' random numbers: no tale makes more choices, since each choice gives at most a word or
 /// begins a sentence.
 const MAX_CHOICES: u64 = 256;
 
@@ -61,7 +61,7 @@ impl Tales {
         self.tell(index, text).0
     }
 
-    /// The same, with the words that are remembered at its end.
+    /// Writes a tale as [`Tales::tale`] does, and returns its memory at the end as well.
     fn tell(&self, index: u64, text: &mut String) -> (f64, Memory) {
         let mut memory = Memory::default();
         let mut log_probability = 0.0;
@@ -121,15 +121,15 @@ impl Tales {
     }
 }
 
-/// What [`Tales::floor`] tends to over many tales: the grammar's entropy over its mean number of tokens, from the
-/// tables, without telling a tale.
+/// The limit of [`Tales::floor`] for many tales: the grammar's entropy divided by its mean number of tokens, computed
+/// from the tables.
 pub fn expected_floor() -> f64 {
     let (nats, tokens) = expected(State::Opening);
     nats / (tokens + 1.0)
 }
 
-/// The entropy in nats and the mean number of words of what follows from `state` on. All lists of a slot are equally
-/// long, so that neither depends on what is remembered.
+/// The entropy in nats and the mean number of words of the rest of a tale from `state` on. All lists of a slot are
+/// equally long, so both are independent of the memory.
 fn expected(state: State) -> (f64, f64) {
     let total = f64::from(total_weight(state));
     let (mut nats, mut words) = (0.0, 0.0);

@@ -1,4 +1,4 @@
-//! Questions about tales, whose answers stand in them.
+//! Questions about tales that the tales themselves answer.
 
 use capful_core::random::{Random, stream};
 
@@ -15,7 +15,7 @@ const QUESTIONS: &[(&str, &str)] = &[
 ];
 
 impl Tales {
-    /// Tale `index` with a question behind it, and the answer. Which question it is, is as likely for each.
+    /// Tale `index` followed by a question, and the answer. All questions are equally likely.
     pub fn question(&self, index: u64) -> (String, String) {
         let mut text = String::new();
         let (_, memory) = self.tell(index, &mut text);
@@ -28,7 +28,7 @@ impl Tales {
 fn filled(text: &'static str, memory: &Memory) -> String {
     let word = |word: &'static str| match word.strip_prefix('?') {
         Some("hero") => memory.word(Slot::Hero),
-        // A question mark alone is itself: no list is without a name.
+        // A single question mark is a word: no list has an empty name.
         Some(name) => {
             let list = LISTS.iter().position(|(list, _)| *list == name);
             list.map_or(word, |list| memory.word(Slot::List(list)))
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn the_answers_are_those_of_the_tale() {
-        // By reading it.
+        // The expected answer comes from reading the tale.
         let (question, answer) = Tales::training(1).question(0);
         assert!(
             question.contains(

@@ -1,12 +1,13 @@
-//! A tale's probability from its text alone.
+//! Computes a tale's probability from its text alone.
 
 use super::grammar::{Element, GRAMMAR, Memory, Sentence, total_weight};
 use super::sentences::State;
 
-/// The log-probability in nats of `text` under the grammar, whatever the seed; `None` if no tale reads so.
+/// The log-probability in nats of `text` under the grammar, for any seed; `None` if the grammar cannot produce the
+/// text.
 ///
-/// The text is parsed: whichever ways it can have come about, their probabilities are added up. (There is only one,
-/// see the tables of sentences.) Words may be separated by any white space.
+/// The text is parsed, and the probabilities of all its derivations are added. (There is only one, see the tables of
+/// sentences.) Words may be separated by any white space.
 pub fn log_probability(text: &str) -> Option<f64> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let mut ways = Vec::new();
@@ -14,7 +15,7 @@ pub fn log_probability(text: &str) -> Option<f64> {
     (!ways.is_empty()).then(|| ways.iter().map(|nats| nats.exp()).sum::<f64>().ln())
 }
 
-/// Appends to `ways` the log-probability of every way in which `words` can follow from `state` on.
+/// Appends to `ways` the log-probability of every derivation of `words` from `state` on.
 pub(super) fn derive(words: &[&str], state: State, memory: Memory, nats: f64, ways: &mut Vec<f64>) {
     if state == State::End {
         if words.is_empty() {
@@ -32,7 +33,7 @@ pub(super) fn derive(words: &[&str], state: State, memory: Memory, nats: f64, wa
     }
 }
 
-/// What it costs in nats to say exactly `words` with `sentence`; `None` if it cannot.
+/// The cost in nats of exactly `words` from `sentence`; `None` if the sentence cannot produce them.
 fn read(words: &[&str], sentence: &Sentence, memory: &mut Memory) -> Option<f64> {
     if words.len() != sentence.elements.len() {
         return None;

@@ -1,42 +1,42 @@
 //! The sentences a tale is made of.
 //!
-//! A tale is a walk through states. In each it takes one sentence, with probability proportional to the sentence's
-//! weight, and goes on to the state that the sentence names. In a sentence
+//! A tale is a walk through states. In each state it takes one sentence, with probability proportional to the
+//! sentence's weight, and continues with the state that the sentence names. In a sentence
 //!
-//! - `+thing` chooses a word of the list `thing`, uniformly, and remembers it;
-//! - `=thing` says the remembered word again;
+//! - `+thing` chooses a word of the list `thing`, uniformly, and stores it;
+//! - `=thing` repeats the stored word;
 //! - `^he`, `^his`, `^him` are the hero's pronouns;
-//! - all else stands for itself.
+//! - all other words stand for themselves.
 //!
-//! `+kind` comes before `+hero`, whose name is one of that kind's.
+//! `+kind` comes before `+hero`, whose name is one of the names for that kind.
 
-/// Where a tale stands.
+/// The state of a tale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Who it is about.
+    /// The hero is introduced.
     Opening,
-    /// What the hero comes by.
+    /// The hero gets the thing.
     Gift,
-    /// Where the thing is put.
+    /// The thing is put somewhere.
     Hiding,
-    /// Whom the hero meets.
+    /// The hero meets somebody.
     Meeting,
-    /// What the two eat.
+    /// The two eat something.
     Feast,
-    /// How it was, or what else happens.
+    /// A remark about the meal, or another event.
     Pastime,
-    /// Where the thing is found.
+    /// The thing is found.
     Return,
-    /// How it ends.
+    /// The last sentence.
     Ending,
-    /// Nothing follows.
+    /// The tale is over.
     End,
 }
 
 use State::{End, Ending, Feast, Gift, Hiding, Meeting, Opening, Pastime, Return};
 
-/// (state, weight, sentence, next state). No two sentences of a state can begin alike: at some word the two differ
-/// whatever is chosen, so that a tale can have come about in one way only.
+/// (state, weight, sentence, next state). No two sentences of a state can produce the same beginning: at some word the
+/// two differ for all choices, so that a tale has only one derivation.
 pub(super) const SENTENCES: &[(State, u32, &str, State)] = &[
     (Opening, 3, "once there was a +trait +kind named +hero .", Gift),
     (Opening, 2, "a +trait +kind called +hero lived by the +look +spot .", Gift),

@@ -1,10 +1,10 @@
-//! The tales as a source of documents: endless, and entered anywhere at no cost.
+//! The tales as a source of documents: endless, with free access to any tale.
 
 use super::Tales;
 use crate::error::SourceError;
 use crate::source::{Document, Documents, Place};
 
-/// Tale after tale of one stream.
+/// The tales of one stream, one after the other.
 #[derive(Debug, Clone, Copy)]
 pub struct TaleDocuments {
     tales: Tales,

@@ -1,4 +1,4 @@
-//! The teller against the parser, the tables and paper and pencil.
+//! Compares the tales with the parser, the tables and calculations by hand.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +15,7 @@ fn told(tales: &Tales, index: u64) -> (String, f64) {
     (text, nats)
 }
 
-/// A tale's tokens as a tokenizer of words would have them: id 0 ends a tale.
+/// A tale's tokens as a word tokenizer would encode them: id 0 ends a tale.
 fn documents(tales: Tales, range: Range<u64>) -> Vec<Vec<u32>> {
     let ids: HashMap<&str, u32> = vocabulary().into_iter().zip(1..).collect();
     range.map(|i| told(&tales, i).0.split(' ').map(|word| ids[word]).chain([0]).collect()).collect()
@@ -69,7 +69,7 @@ fn a_tale_by_hand_costs_what_its_choices_cost() {
     ];
     let expected = -odds.iter().map(|n: &f64| n.ln()).sum::<f64>();
     approx::assert_relative_eq!(log_probability(text).unwrap(), expected, max_relative = 1e-12);
-    // Another name, another place, another pronoun, a word more or less: no such tale.
+    // With another name, another place, another pronoun, a word more or less: not a tale.
     for (from, to) in [
         ("so lily", "so anna"),
         ("under the box", "under the bed"),
@@ -88,8 +88,9 @@ fn a_tale_by_hand_costs_what_its_choices_cost() {
 
 #[test]
 fn no_two_sentences_of_a_state_can_begin_alike() {
-    // So the sentences of a tale are known from its text, one after the other; and what was chosen in a sentence,
-    // since a list has no word twice. With the sum over all ways being 1, log-probabilities of texts are exact.
+    // So the text of a tale determines its sentences, one after the other, and the choices in each sentence, since no
+    // list contains a word twice. As the probabilities of all derivations add up to 1, log-probabilities of texts are
+    // exact.
     for (i, a) in GRAMMAR.iter().enumerate() {
         for b in GRAMMAR[..i].iter().filter(|b| b.state == a.state) {
             let differ = a.elements.iter().zip(&b.elements).any(|(&x, &y)| {
@@ -115,7 +116,7 @@ fn every_word_of_the_tables_is_plain_and_every_mark_is_known() {
     }
     println!("{} words", vocabulary.len());
     assert!((150..=400).contains(&vocabulary.len()));
-    // No word is said again before it is chosen, on whatever way one comes there.
+    // No word is repeated before it is chosen, on any path through the states.
     fn walk(state: State, known: &[Slot]) {
         for sentence in GRAMMAR.iter().filter(|s| s.state == state) {
             let mut known = known.to_vec();
@@ -164,7 +165,7 @@ fn tales_are_as_long_as_promised_and_read_well() {
     println!("{shortest} to {longest} words, the rarest word {rarest} times in {tokens}");
     assert!(shortest >= 40 && longest <= 90);
     assert!(u64::from(rarest) * 10_000 >= tokens as u64, "rarest {rarest} of {tokens}");
-    // All words of the tables occur.
+    // Every word of the tables occurs.
     assert_eq!(seen.len(), vocabulary().len());
 }
 
@@ -205,7 +206,8 @@ fn the_floor_of_many_tales_tends_to_the_expected_one() {
     let n = 40_000;
     let floor = Tales::validation(2).floor(0..n);
     println!("floor {floor:.4}, expected {:.4} nats a token", expected_floor());
-    // A tale's nats deviate by less than 7, its tokens by less than 5, out of some 80: well below 12 in all.
+    // The standard deviation of a tale's nats is below 7 and that of its tokens below 5, of about 80: well below 12
+    // together.
     assert!((floor / expected_floor() - 1.0).abs() < 4.0 * (12.0 / 75.0) / (n as f64).sqrt());
     assert!((1.0..1.6).contains(&expected_floor()));
     assert_eq!(Tales::training(1).floor(5..5), 0.0);

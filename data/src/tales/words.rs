@@ -1,8 +1,8 @@
-//! The words a tale chooses from, a list for every kind of word.
+//! The words a tale chooses from, one list for each kind of word.
 //!
-//! Every list stands for a uniform choice. A word that may follow "a" begins with a consonant.
+//! The choice from every list is uniform. A word that may follow "a" begins with a consonant.
 
-/// Names of girls and of boys: as many of each, so that a name costs the same whoever it belongs to.
+/// Names of girls and of boys: equally many, so that a name costs the same for either.
 pub(super) const NAMES: [&[&str]; 2] = [
     &[
         "anna", "bella", "clara", "dora", "emma", "fiona", "greta", "hanna", "ida", "julia", "lily", "mia", "nora",
@@ -26,7 +26,7 @@ const LOOKS: &[&str] = &[
     "bright", "clean", "huge", "grand", "secret", "muddy", "gloomy", "charming",
 ];
 
-/// The lists by the name that a sentence calls them by. What must not be mixed up has lists of its own: a hero's trait
+/// The lists, each with its name in the sentences. Words that must not be confused have separate lists: a hero's trait
 /// is never an animal's temper, a feeling never a mood.
 pub(super) const LISTS: &[(&str, &[&str])] = &[
     (

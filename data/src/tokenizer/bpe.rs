@@ -1,4 +1,4 @@
-//! Byte-level BPE, trained under a cap: 4 special ids, the 256 bytes, then what was merged.
+//! Byte-level BPE, trained under a cap: 4 special ids, the 256 bytes, then the merged tokens.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -21,18 +21,18 @@ use super::{EncodeError, Tables, Tokenizer, TokenizerError, byte};
 /// The largest cap.
 pub const MOST_TOKENS: u32 = 1 << 20;
 
-/// Byte-level BPE on pieces of text. Any text comes back as it was; nothing is unknown.
+/// Byte-level BPE on pieces of text. Decoding restores any text; no text is unknown.
 #[derive(Debug, Clone)]
 pub struct BpeTokenizer {
     cut: Cut,
     bytes: [u32; 256],
     merges: Vec<Merge>,
     index: Vec<u32>,
-    /// Encodes faster, where the merges stand in an order that allows it.
+    /// A faster encoder, where the order of the merges permits it.
     search: Option<Search>,
     /// The bytes of every token from id 4 on, back to back.
     text: Vec<u8>,
-    /// Where each of them ends. `[vocab_size - 4]`
+    /// The end of each of these tokens in `text`. `[vocab_size - 4]`
     ends: Vec<u32>,
 }
 
@@ -40,7 +40,7 @@ pub struct BpeTokenizer {
 struct Identity<'a> {
     r#type: &'static str,
     version: u32,
-    /// Of [`Cut::Gpt2`].
+    /// The name of [`Cut::Gpt2`].
     #[serde(skip_serializing_if = "Option::is_none")]
     cut: Option<&'static str>,
     #[serde(serialize_with = "pairs")]
@@ -83,7 +83,7 @@ impl BpeTokenizer {
         Ok(Self::new(Cut::Gpt2, &merges).expect("training gives merges of known ids, each once"))
     }
 
-    /// The tokenizer of the merges `pairs`, in the order of their ranks, on pieces of text that `cut` gives.
+    /// The tokenizer with the merges `pairs`, in the order of their ranks, on pieces of text from `cut`.
     fn new(cut: Cut, pairs: &[[u32; 2]]) -> Result<Self, String> {
         if pairs.len() > MOST_TOKENS as usize {
             return Err(format!("it has {} merges, at most {MOST_TOKENS} are allowed", pairs.len()));
@@ -118,7 +118,7 @@ impl BpeTokenizer {
         Ok(Self { cut, bytes, merges, index, search, ends: ends.collect(), text: tokens.concat() })
     }
 
-    /// The tokenizer of a file that we wrote, for text that is cut like this.
+    /// The tokenizer of a file that this program wrote, for text divided by `cut`.
     pub(super) fn parse(content: &str, cut: Cut) -> Result<Self, Refusal> {
         let (tokens, merges) = own_file::read(content)?;
         let tokenizer = Self::new(cut, &merges).map_err(Refusal::Damaged)?;
@@ -142,7 +142,7 @@ impl BpeTokenizer {
         &self.merges
     }
 
-    /// The bytes of a token; nothing for special ids and ids outside.
+    /// The bytes of a token; `None` for special ids and ids outside the vocabulary.
     pub fn bytes(&self, id: u32) -> Option<&[u8]> {
         let i = id.checked_sub(byte::FIRST_BYTE)? as usize;
         let end = *self.ends.get(i)? as usize;
@@ -226,7 +226,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Words of a few syllables, with capitals, numbers and signs between them; early syllables are more frequent.
+    /// Words of a few syllables, mixed with capitals, numbers and signs; early syllables are more frequent.
     pub fn text(words: u64) -> String {
         let random = Random::new(5, stream("words"));
         let syllables = ["ka", "to", "ri", "ne", "su", "mi", "lo", "bé", "shu", "x", "grad", "ion"];
@@ -260,7 +260,7 @@ pub(super) mod tests {
         ids
     }
 
-    /// Bytes as characters, for a library whose model works on characters.
+    /// Bytes as characters, for a library with a model of characters.
     fn as_characters(bytes: &[u8]) -> String {
         bytes.iter().map(|&b| char::from_u32(0x100 + u32::from(b)).unwrap()).collect()
     }
@@ -280,7 +280,7 @@ pub(super) mod tests {
     #[test]
     fn training_gives_the_library_s_merges() {
         let ours = &*TRAINED;
-        // The library's order is not defined once two merges make the same token; this text has no such merges.
+        // The library's order is undefined when two merges make the same token; this text has no such merges.
         let ids: HashSet<u32> = ours.merges().iter().map(|merge| merge.id).collect();
         assert_eq!((ids.len(), ours.merges().len()), (440, 440));
 

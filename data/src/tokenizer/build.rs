@@ -1,4 +1,4 @@
-//! Makes the tokenizer that a user asked for.
+//! Builds the tokenizer that a user requested.
 
 use std::path::Path;
 
@@ -7,30 +7,32 @@ use super::byte::ByteTokenizer;
 use super::word::{Coverage, WordTokenizer};
 use super::{Tokenizer, TokenizerError, load, load_file, train};
 
-/// What the reader of a document reports.
+/// The error of reading a document.
 pub type DocumentError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Documents as they come.
+/// Documents in their own order.
 pub type Documents<'a> = dyn Iterator<Item = Result<String, DocumentError>> + 'a;
 
-/// The cap of a `word` tokenizer where none is asked for.
+/// The default cap of a `word` tokenizer.
 pub const WORD_CAP: u32 = 10_000;
 
-/// The cap of a `bpe` tokenizer where none is asked for.
+/// The default cap of a `bpe` tokenizer.
 pub const BPE_CAP: u32 = 8_192;
 
-/// A tokenizer, and how it was found.
+/// A tokenizer, and statistics of its construction.
 pub struct Built {
     /// The tokenizer.
     pub tokenizer: Box<dyn Tokenizer>,
-    /// For `word`: how much of the documents it covers. The others cover everything, or their files say.
+    /// For `word`: how much of the documents its vocabulary covers. The other kinds cover everything, or their files
+    /// determine it.
     pub coverage: Option<Coverage>,
 }
 
-/// Makes the tokenizer `kind`: `word`, `byte`, `bpe`, or the path of a tokenizer's file or of a directory with one.
+/// Builds the tokenizer `kind`: `word`, `byte`, `bpe`, or the path of a tokenizer's file or of a directory with such a
+/// file.
 ///
-/// `vocab_size` caps the number of ids; a tokenizer that needs fewer has fewer. Only `word` and `bpe` look at the
-/// documents, `bpe` only at the first [`super::sample::SAMPLE_BYTES`] of them. `lower_case` concerns `word` alone.
+/// `vocab_size` caps the number of ids; a tokenizer that needs fewer ids has fewer. Only `word` and `bpe` read the
+/// documents, `bpe` only the first [`super::sample::SAMPLE_BYTES`] of them. `lower_case` applies to `word` alone.
 ///
 /// # Errors
 /// Every case of [`TokenizerError`] but `Write`.
@@ -56,8 +58,8 @@ pub fn build(
     }
 }
 
-/// Bytes that [`build()`] needs at most, whatever the documents hold; the document that is being read comes on top.
-/// Nothing for tokenizers that look at no document.
+/// Most bytes that [`build()`] takes, for any documents, in addition to the document that is being read; 0 for
+/// tokenizers that read no documents.
 pub fn training_bytes(kind: &str, vocab_size: Option<u32>) -> u64 {
     match kind {
         "word" => WordTokenizer::building_bytes(vocab_size.unwrap_or(WORD_CAP)),

@@ -1,4 +1,4 @@
-//! The bytes themselves: 4 special ids, then byte b as id 4 + b.
+//! The byte tokenizer: 4 special ids, then byte b as id 4 + b.
 
 use std::io::{self, Write};
 
@@ -25,14 +25,14 @@ struct Identity {
 }
 
 impl ByteTokenizer {
-    /// The tokenizer of a file that we wrote, whose tokens are looked at and thrown away.
+    /// The tokenizer of a file that this program wrote; its tokens are checked and dropped.
     pub(super) fn parse(content: &str) -> Result<Self, Refusal> {
         let (tokens, _) = own_file::read(content)?;
         own_file::check_names(&tokens, &Self::bytes)?;
         Ok(Self)
     }
 
-    /// The byte of an id; nothing for special ids and ids outside.
+    /// The byte of an id; `None` for special ids and ids outside the vocabulary.
     fn bytes(id: u32) -> Option<&'static [u8]> {
         let byte = id.checked_sub(FIRST_BYTE)? as usize;
         BYTES.get(byte..=byte)
@@ -114,7 +114,7 @@ mod tests {
         let mut ids = vec![];
         ByteTokenizer.encode("Aé\0", &mut ids).unwrap();
         assert_eq!(ids, [4 + 0x41, 4 + 0xc3, 4 + 0xa9, 4]);
-        // Half a letter, an id outside, a special: replaced, nothing, nothing.
+        // Half a letter is replaced; an id outside and a special id give no text.
         assert_eq!(ByteTokenizer.decode(&[4 + 0xc3, 260, 2, 4 + 0x41]), "\u{fffd}A");
         let shown: Vec<_> = [0, 3, 4 + 10, 259, 260].iter().map(|&id| ByteTokenizer.token(id)).collect();
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Byte-level BPE out of a `tokenizer.json`, encoded by ourselves: the ids are the `tokenizers` library's, in a part of
-//! its time. A file that asks for anything beyond what is known here stays with the library.
+//! Encodes byte-level BPE of a `tokenizer.json` with this program's own encoder: it gives the ids of the `tokenizers`
+//! library in a fraction of the library's time. A file with any feature unknown to this module stays with the library.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -14,19 +14,19 @@ use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nf
 use super::search::{Scratch, Search};
 use super::splits::Split;
 
-/// Something of everything, encoded both ways when a file is read.
+/// A text with a bit of everything, encoded by both encoders when a file is read.
 const PROBE: &str = "Don't  WE'LL say 12345 naïve?\r\n\r\n  e\u{301}٣½ 語\u{a0}🐻 \t x\u{3000}";
 
-/// What encodes in the library's stead.
+/// The encoder that replaces the library.
 #[derive(Debug, Clone)]
 pub(super) struct ByteLevel {
-    /// Found in the text as it is.
+    /// Added tokens that are searched in the unchanged text.
     added: Added,
     nfc: bool,
-    /// Found in what is between those, once it is normalised.
+    /// Added tokens that are searched in the parts between those of `added`, after normalisation.
     added_normalised: Added,
     split: Split,
-    /// Pieces that have an id of their own although merging gives others: `ignore_merges`.
+    /// Pieces with an id of their own although merging gives other ids: `ignore_merges`.
     whole: HashMap<Vec<u8>, u32>,
     search: Search,
 }
@@ -50,8 +50,8 @@ enum Merges {
 }
 
 impl ByteLevel {
-    /// The encoder of the file `content`, which is the tokenizer `library`; nothing for a file that is not understood
-    /// to the last detail.
+    /// The encoder of the file `content`, for the tokenizer `library` made from that file; `None` for a file with any
+    /// unknown detail.
     pub(super) fn of(library: &Library, content: &str) -> Option<Self> {
         let ModelWrapper::BPE(model) = library.get_model() else { return None };
         let nfc = match library.get_normalizer() {
@@ -80,7 +80,7 @@ impl ByteLevel {
             whole,
             search,
         };
-        // Post-processors see ids alone and treat all texts alike: most change no id where no marks are added.
+        // Post-processors receive only ids and treat all texts alike: most change no id where no marks are added.
         let (mut ids, probe) = (vec![], library.encode_fast(PROBE, false).ok()?);
         ours.encode(PROBE, &mut ids);
         (ids == probe.get_ids()).then_some(ours)
@@ -107,7 +107,7 @@ impl ByteLevel {
     }
 }
 
-/// The encoder of a model without anything beside its merges, and what `ignore_merges` adds to it.
+/// The encoder of a model that consists of merges only, and the pieces that `ignore_merges` adds to it.
 fn encoder(model: &BPE, content: &str) -> Option<(Search, HashMap<Vec<u8>, u32>)> {
     let has = |part: &Option<String>| part.as_ref().is_some_and(|part| !part.is_empty());
     let odd = model.dropout.is_some_and(|dropout| dropout > 0.0)
@@ -124,7 +124,7 @@ fn encoder(model: &BPE, content: &str) -> Option<(Search, HashMap<Vec<u8>, u32>)
     if distinct.len() < vocabulary.len() {
         return None;
     }
-    // Bytes that are in no UTF-8 need no id of the vocabulary, but one of their own.
+    // Bytes that never occur in UTF-8 need no id in the vocabulary, but a distinct id here.
     let mut bytes: [u32; 256] = std::array::from_fn(|byte| u32::MAX - 1 - byte as u32);
     if vocabulary.values().any(|id| bytes.contains(id)) {
         return None;
@@ -142,14 +142,14 @@ fn encoder(model: &BPE, content: &str) -> Option<(Search, HashMap<Vec<u8>, u32>)
         let made: HashSet<u32> = search.ids().collect();
         let known: HashMap<char, u8> = characters().zip(0..=255).collect();
         let text = |token: &str| token.chars().map(|c| known.get(&c).copied()).collect::<Option<Vec<u8>>>();
-        // A token with other characters is no piece.
+        // A token with any other character cannot be a piece.
         let others = vocabulary.iter().filter(|(_, id)| !made.contains(id));
         whole = others.filter_map(|(token, &id)| Some((text(token)?, id))).collect();
     }
     Some((search, whole))
 }
 
-/// The file's merges; nothing if a pair is there twice.
+/// The file's merges; `None` if a pair occurs twice.
 fn merges(content: &str, vocabulary: &HashMap<String, u32>) -> Option<Vec<Merge>> {
     let pairs = match serde_json::from_str::<File>(content).ok()?.model.merges {
         Merges::Pairs(pairs) => pairs,
@@ -168,7 +168,8 @@ fn merges(content: &str, vocabulary: &HashMap<String, u32>) -> Option<Vec<Merge>
     pairs.iter().map(merge).collect()
 }
 
-/// The characters that stand for the 256 bytes in files, GPT-2's: printable ones for themselves, others from 256 on.
+/// The characters that stand for the 256 bytes in files, as in GPT-2: printable characters for themselves, for other
+/// bytes characters from 256 on.
 pub(super) fn characters() -> impl Iterator<Item = char> {
     let mut next = 256;
     (0..=255u8).map(move |byte| {
@@ -180,7 +181,7 @@ pub(super) fn characters() -> impl Iterator<Item = char> {
     })
 }
 
-/// `text` in NFC. Nearly every text is.
+/// `text` in NFC. Nearly every text already is.
 fn normalised(text: &str) -> Cow<'_, str> {
     if text.is_ascii() || matches!(is_nfc_quick(text.chars()), IsNormalized::Yes) {
         return Cow::Borrowed(text);
@@ -188,17 +189,17 @@ fn normalised(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().nfc().map(|(c, _)| c).collect())
 }
 
-/// Tokens that are looked for before text is cut.
+/// Tokens that are searched for before text is cut.
 #[derive(Debug, Clone)]
 struct Added {
-    /// Where there are any.
+    /// The searcher; `None` if there are no tokens.
     texts: Option<AhoCorasick>,
-    /// By the number of the text.
+    /// Their ids, by the number of the text.
     ids: Vec<u32>,
 }
 
 impl Added {
-    /// Nothing where one is empty or two are equal.
+    /// `None` where a token is empty or two tokens are equal.
     fn new(tokens: impl Iterator<Item = (String, u32)>) -> Option<Self> {
         let (texts, ids): (Vec<String>, Vec<u32>) = tokens.unzip();
         let distinct: HashSet<&String> = texts.iter().collect();
@@ -211,7 +212,8 @@ impl Added {
         Some(Self { texts, ids })
     }
 
-    /// Appends the ids of those in `text`, and calls `between` with what is before, between and behind them.
+    /// Appends the ids of the added tokens in `text`, and calls `between` with the parts of the text before, between
+    /// and after them.
     fn each_part(&self, text: &str, ids: &mut Vec<u32>, mut between: impl FnMut(&str, &mut Vec<u32>)) {
         let mut from = 0;
         for found in self.texts.iter().flat_map(|texts| texts.find_iter(text)) {
@@ -240,8 +242,8 @@ mod tests {
     use super::super::splits::tests::{known, texts};
     use super::*;
 
-    /// A vocabulary over words of some scripts, and over what stands next to each other in a text of them, white space
-    /// or not.
+    /// A vocabulary trained on words of some scripts, and on adjacent characters of a text of them, white space
+    /// included.
     struct Trained {
         vocabulary: HashMap<String, u32>,
         merges: Vec<[String; 2]>,
@@ -330,7 +332,7 @@ mod tests {
             static OPENED: LazyLock<(Library, Option<ByteLevel>)> = LazyLock::new(|| {
                 let mut file = file(&known()[3].0, true);
                 file["model"]["ignore_merges"] = json!(true);
-                // Without some of the merges many words are in the vocabulary alone.
+                // Without some of the merges, many words have an id in the vocabulary that no merge gives.
                 let merges = file["model"]["merges"].as_array_mut().unwrap();
                 let mut place = 0;
                 merges.retain(|_| {
@@ -397,7 +399,7 @@ mod tests {
         ] {
             assert!(opened(&change(pointer, value)).1.is_none(), "{pointer}");
         }
-        // With a prefix the library would not find what these merges make.
+        // With a prefix the library would not find the tokens that these merges make.
         let mut prefixed = change("/model/merges", json!([]));
         prefixed["model"]["continuing_subword_prefix"] = json!("#");
         assert!(opened(&prefixed).1.is_none());

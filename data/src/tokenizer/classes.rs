@@ -1,13 +1,13 @@
-//! What a character is to the patterns that cut text for byte-level BPE: \p{L}, \p{N}, \d, \s or none of them.
+//! The classes of characters in the patterns that cut text for byte-level BPE: \p{L}, \p{N}, \d, \s or none of them.
 //!
-//! [`char`]'s own methods will not do: `is_alphabetic` has marks that \p{L} lacks. The ranges are those of
-//! regex-syntax, which the `tokenizers` library's engine has its own from.
+//! [`char`]'s own methods differ: `is_alphabetic` includes marks that \p{L} lacks. The ranges come from regex-syntax,
+//! the source of the `tokenizers` library's engine too.
 
 use std::sync::LazyLock;
 
 use regex_syntax::hir::{Class as Ranges, HirKind};
 
-/// A class of characters; none is in two.
+/// A class of characters; the classes are disjoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
     /// \p{L}
@@ -29,13 +29,13 @@ impl Class {
     }
 }
 
-/// Characters a block. Most blocks are equal to another one.
+/// Characters of a block. Most blocks equal another block.
 const BLOCK: usize = 256;
 
-/// The classes of all characters, in blocks that are kept once each.
+/// The classes of all characters, in blocks; equal blocks are stored once.
 pub(super) struct Classes {
     ascii: [Class; 128],
-    /// Which block a character is in, by its number less the last 8 bits.
+    /// The block of a character, indexed by the character's number without its last 8 bits.
     blocks: Vec<u8>,
     /// `[blocks × BLOCK]`
     classes: Vec<Class>,
@@ -44,14 +44,14 @@ pub(super) struct Classes {
 static CLASSES: LazyLock<Classes> = LazyLock::new(Classes::new);
 
 impl Classes {
-    /// The table, made at the first call.
+    /// The table, built at the first call.
     pub(super) fn get() -> &'static Self {
         &CLASSES
     }
 
     fn new() -> Self {
         let mut all = vec![Class::Other; char::MAX as usize + 1];
-        // \d lies within \p{N}.
+        // \d is a subset of \p{N}.
         for (pattern, class) in
             [(r"\p{L}", Class::Letter), (r"\p{N}", Class::Number), (r"\d", Class::Digit), (r"\s", Class::Space)]
         {
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// Every character, one by one, through the engine that the library uses.
+    /// Checks every character with the engine that the library uses.
     #[test]
     fn classes_are_those_of_the_library_s_engine() {
         let all: String = ('\0'..=char::MAX).collect();

@@ -1,4 +1,4 @@
-//! What can go wrong with a tokenizer.
+//! The errors of tokenizers.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,27 +11,27 @@ pub enum TokenizerError {
     /// No such kind, and no such file.
     #[error("there is no tokenizer `{0}`: give word, byte, bpe or the path of a tokenizer.json")]
     UnknownKind(String),
-    /// The cap has no room for what the tokenizer cannot do without.
+    /// The cap is too small for the tokens that the tokenizer needs in any case.
     #[error("a vocabulary of {asked} is too small for the tokenizer `{kind}`: it needs at least {least}")]
     CapTooSmall {
         /// The tokenizer.
         kind: String,
-        /// The cap asked for.
+        /// The requested cap.
         asked: u32,
         /// The smallest cap possible.
         least: u32,
     },
-    /// The cap is beyond what is counted or trained in bounded memory.
+    /// The cap is above the limit for bounded memory.
     #[error("a vocabulary of {asked} is too large for the tokenizer `{kind}`: it can have at most {most}")]
     CapTooLarge {
         /// The tokenizer.
         kind: &'static str,
-        /// The cap asked for.
+        /// The requested cap.
         asked: u32,
         /// The largest cap possible.
         most: u32,
     },
-    /// There is nothing to learn a vocabulary from.
+    /// There is no text to build a vocabulary from.
     #[error("the documents hold no words to build a `{0}` tokenizer from: give another --data")]
     NoWords(&'static str),
     /// A document could not be read.
@@ -42,7 +42,7 @@ pub enum TokenizerError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The tokenizer's file could not be written.
@@ -50,10 +50,10 @@ pub enum TokenizerError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The tokenizer's file is not what was once written.
+    /// The tokenizer's file has changed since it was written.
     #[error("the tokenizer {} is damaged: {what}", path.display())]
     Damaged {
         /// The file.
@@ -61,17 +61,17 @@ pub enum TokenizerError {
         /// What is wrong with it.
         what: String,
     },
-    /// The tokenizer's file asks for something that is not there.
+    /// The tokenizer's file requires a feature that is not available.
     #[error("the tokenizer {} cannot be used: {what}", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// The part that is not supported.
+        /// The unsupported part.
         what: String,
     },
 }
 
-/// Why a text has no ids: the library behind a `tokenizer.json` failed, and what it said.
+/// Why a text could not be encoded: the error message of the `tokenizers` library.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("the tokenizer.json cannot encode a text ({0}); use another tokenizer")]
 pub struct EncodeError(pub(super) String);
@@ -84,7 +84,7 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// Damaged, with another error's message.
+    /// The content is damaged; the message is that of another error.
     pub(super) fn damaged(what: impl ToString) -> Self {
         Self::Damaged(what.to_string())
     }
@@ -97,12 +97,12 @@ impl Refusal {
     }
 }
 
-/// A library's message, which may run over several lines.
+/// A library's message, which may have several lines, in one line.
 pub(crate) fn one_line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A message that quotes a file, in which line ends and other control characters are written out.
+/// A message that quotes a file, with line ends and other control characters escaped.
 fn shown(message: &str) -> String {
     let mut shown = String::with_capacity(message.len());
     for c in message.chars() {

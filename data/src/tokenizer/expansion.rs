@@ -1,25 +1,26 @@
-//! How much text a part of a `tokenizer.json` may make of a little.
+//! Bounds how much text a part of a `tokenizer.json` may make of one byte.
 //!
-//! The library normalises in memory, so a file that replaces a letter by a book would take all of it. What a file may do
-//! is told from what is written in it, before it is used.
+//! The library normalises in memory, so a file that replaces a letter by a book would take all of the memory. The bound
+//! is computed from the file's content before the file is used.
 
 use serde_json::Value;
 
-/// The most bytes that may be made of one. Published tokenizers come to 44; encoding takes some dozen times as much
-/// memory.
+/// The most bytes that may be made of one byte. Published tokenizers reach 44; encoding takes some dozens of times as
+/// much memory.
 pub(super) const MOST: u64 = 64;
 
-/// What compatibility forms of Unicode make of a byte at most: the three bytes of U+FDFA are eighteen letters.
+/// Most bytes that the compatibility forms of Unicode make of one byte: the three bytes of U+FDFA become eighteen
+/// letters.
 const COMPATIBILITY: u64 = 11;
 
-/// The longest string in a map of characters that says no more than those forms.
+/// The longest string in a map of characters that contains only those forms.
 const FORM_BYTES: usize = 40;
 
-/// The most bytes that the normalizer or the decoder `part` makes of one.
+/// The most bytes that the normalizer or the decoder `part` makes of one byte.
 pub(super) fn expansion(part: &Value) -> u64 {
     let mut leaves = Vec::new();
     collect(part, &mut leaves);
-    // A form of a form is no longer.
+    // Applying a form twice makes nothing longer.
     let form = leaves.iter().map(|leaf| of_form(leaf)).max().unwrap_or(1);
     leaves.iter().map(|leaf| of_leaf(leaf)).fold(form, u64::saturating_mul)
 }
@@ -48,8 +49,8 @@ fn of_form(leaf: &Value) -> u64 {
     }
 }
 
-/// The longest string in a map of characters: the length of an index, the index, strings that end in a zero. Nothing in
-/// one that is damaged, which the library refuses.
+/// The longest string in a map of characters. The map consists of the length of an index, the index, and strings that
+/// end in a zero. 0 for a damaged map, which the library refuses.
 fn longest(map: &str) -> usize {
     let Ok(map) = base64::decode(map) else { return 0 };
     let Some((length, rest)) = map.split_first_chunk() else { return 0 };
@@ -61,12 +62,12 @@ fn of_leaf(leaf: &Value) -> u64 {
     let len = |pointer| text(leaf, pointer).unwrap_or_default().len() as u64;
     match text(leaf, "/type") {
         Some("Lowercase" | "ByteLevel") => 2,
-        // Lower case, and spaces around characters of three bytes.
+        // Lower-casing, and spaces around characters of three bytes.
         Some("BertNormalizer") => 4,
         Some("Prepend") => 1 + len("/prepend"),
         Some("Replace") => match text(leaf, "/pattern/String") {
             Some(pattern) if !pattern.is_empty() => len("/content").div_ceil(pattern.len() as u64).max(1),
-            // A match may be empty.
+            // The pattern may match an empty text.
             _ => 1 + len("/content"),
         },
         _ => 1,

@@ -1,5 +1,5 @@
-//! Any `tokenizer.json` of Hugging Face's `tokenizers` library, run by that library; the usual byte-level BPE is
-//! encoded by ourselves, to the same ids.
+//! Any `tokenizer.json` of Hugging Face's `tokenizers` library, run by that library; usual byte-level BPE is encoded by
+//! this program's own encoder, with the same ids.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -22,35 +22,35 @@ use super::splits::THREES;
 use super::{EncodeError, Tokenizer};
 use capful_base::contain;
 
-/// A foreign tokenizer. Its content is kept as it was read, so that it is saved unchanged.
+/// A tokenizer of another program. Its content is stored as it was read, so that it is saved unchanged.
 #[derive(Debug, Clone)]
 pub struct HuggingFaceTokenizer {
     library: Library,
-    /// Encodes in the library's stead, where it can.
+    /// Encodes in place of the library, where possible.
     ours: Option<ByteLevel>,
     content: String,
     vocab_size: u32,
     marks: Marks,
-    /// What its model gives for what it does not know.
+    /// The id that the model gives for unknown text.
     unk: Option<u32>,
-    /// Whether the names of tokens say the marks, so that the content alone tells it from others.
+    /// Whether the names of tokens determine the marks, so that the content alone identifies the tokenizer.
     usual: bool,
     /// The `tokenizer_config.json` that is saved with it.
     config: String,
-    /// The other files that are.
+    /// The other files that are saved with it.
     beside: Vec<(&'static str, String)>,
-    /// Whether its normalizer puts before every text what stands for a space.
+    /// Whether the normalizer puts the sign for a space before every text.
     prepends: bool,
-    /// Whether tokens such as `<0x41>` are bytes, which are a text where all in a row are.
+    /// Whether tokens such as `<0x41>` are bytes, which are decoded together with the bytes next to them.
     bytes_in_rows: bool,
-    /// Whether [`THREES`] cuts its numbers, of which the library's time grows with the square of the digits.
+    /// Whether [`THREES`] cuts its numbers; the library's time for that grows with the square of the number of digits.
     threes: bool,
 }
 
-/// The most ids: published tokenizers have a sixteenth of it.
+/// The most ids: published tokenizers have up to a sixteenth of this number.
 const MOST_IDS: u32 = 1 << 24;
 
-/// Longer numbers are cut beforehand.
+/// Numbers with more digits are cut before encoding.
 const LONG_NUMBER: usize = 60;
 
 #[derive(Deserialize)]
@@ -65,7 +65,7 @@ struct Parts {
     model: Unknown,
 }
 
-/// What a model gives for what it does not know: a token, or of Unigram an id.
+/// A model's reaction to unknown text: a token, or for Unigram an id.
 #[derive(Deserialize, Default)]
 struct Unknown {
     unk_token: Option<String>,
@@ -92,7 +92,7 @@ struct AddedToken {
 }
 
 impl HuggingFaceTokenizer {
-    /// The tokenizer of a file, with what the files `beside` it say.
+    /// The tokenizer of a file, with the settings of the files `beside` it.
     pub(super) fn parse(content: String, beside: &Beside) -> Result<Self, Refusal> {
         refuse_parts(&content)?;
         contain(|| Self::parse_whole(content, beside)).unwrap_or_else(|reason| {
@@ -112,15 +112,16 @@ impl HuggingFaceTokenizer {
                 "its model has dropout: the same text would get different ids".to_owned(),
             ));
         }
-        // Documents are never cut or filled up here.
+        // Documents are never truncated or padded here.
         library.with_padding(None);
         library.with_truncation(None).map_err(Refusal::damaged)?;
-        // An unknown character shows whether the model can do without an unknown token that it lacks.
+        // Encoding an unknown character shows whether the model works without the unknown token that it lacks.
         if let Err(error) = library.encode_fast("a \u{10ffff}\0é ﷺ", false) {
             return Err(Refusal::Unsupported(format!("it cannot encode every text: {error}")));
         }
         for token in serde_json::from_str::<AddedTokens>(&content).map_err(Refusal::damaged)?.added_tokens {
-            // The library counts added tokens on from the model's, whatever the file says; a model would get wrong ids.
+            // The library numbers added tokens after the model's tokens, whatever the file says; a model would receive
+            // wrong ids.
             let given = library.token_to_id(&token.content);
             if given != Some(token.id) {
                 let given = given.map_or("none".to_owned(), |id| id.to_string());
@@ -162,7 +163,7 @@ impl HuggingFaceTokenizer {
     }
 }
 
-/// One more than the last id; each token has its own.
+/// The last id plus one; no two tokens share an id.
 fn vocab_size(ids: HashMap<String, u32>) -> Result<u32, Refusal> {
     let mut tokens: Vec<(u32, String)> = ids.into_iter().map(|(token, id)| (id, token)).collect();
     tokens.sort_unstable();
@@ -192,15 +193,15 @@ fn has_byte_fallback(decoder: &Value) -> bool {
         || within.is_some_and(|all| all.iter().any(has_byte_fallback))
 }
 
-/// Whether a token stands for one byte where bytes do that.
+/// Whether a token stands for one byte, in tokenizers with such tokens.
 fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
 }
 
-/// Refuses a file that may make too much text of a little, or whose patterns mean something else in Python.
+/// Refuses a file that may expand text too much, or whose patterns have another meaning in Python.
 fn refuse_parts(content: &str) -> Result<(), Refusal> {
-    // A file without a model, which is none, is told apart by the library.
+    // The library reports a file without a model.
     let parts: TextParts = serde_json::from_str(content).map_err(Refusal::damaged)?;
     for (name, part) in
         [("normalizer", &parts.normalizer), ("pre_tokenizer", &parts.pre_tokenizer), ("decoder", &parts.decoder)]
@@ -218,14 +219,14 @@ fn refuse_parts(content: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Where to cut the first number of more than [`LONG_NUMBER`] digits: at a place where it is cut anyway.
+/// Where to cut the first number of more than [`LONG_NUMBER`] digits: at an offset where the pattern cuts it too.
 fn long_number(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut end = 0;
     loop {
         let begin = end + bytes[end..].iter().position(u8::is_ascii_digit)?;
         end = bytes[begin..].iter().position(|b| !b.is_ascii_digit()).map_or(bytes.len(), |n| begin + n);
-        // Other scripts' digits may be part of the number.
+        // Adjacent digits of other scripts may belong to the number.
         let other = |c: Option<char>| c.is_some_and(char::is_numeric);
         let whole = !other(text[..begin].chars().next_back()) && !other(text[end..].chars().next());
         if end - begin > LONG_NUMBER && whole {
@@ -234,7 +235,7 @@ fn long_number(text: &str) -> Option<usize> {
     }
 }
 
-/// Says which part of a file the library does not take.
+/// Names the part of a file that the library refuses.
 fn blame(content: &str, error: &serde_json::Error) -> Refusal {
     let Ok(file) = serde_json::from_str::<Value>(content) else { return Refusal::damaged(error) };
     if file.get("model").is_none() {
@@ -253,7 +254,7 @@ fn blame(content: &str, error: &serde_json::Error) -> Refusal {
     }
 }
 
-/// The member of part `name`, or of the sequence in it, that is refused.
+/// The refused member of part `name`, or of the sequence in that part.
 fn part<T: DeserializeOwned>(file: &Value, name: &str, members: &str) -> Option<String> {
     let value = file.get(name).filter(|value| !value.is_null())?;
     if let Some(Value::Array(sequence)) = value.get(members) {
@@ -316,7 +317,7 @@ impl Tokenizer for HuggingFaceTokenizer {
     }
 
     fn decode(&self, ids: &[u32]) -> String {
-        // Where the library fails there is no text.
+        // Where the library fails, the text is empty.
         contain(|| self.library.decode(ids, true).unwrap_or_default()).unwrap_or_default()
     }
 
@@ -335,7 +336,7 @@ impl Tokenizer for HuggingFaceTokenizer {
         }
         let mut last = 0;
         for (i, &id) in (1..).zip(ids.iter().rev()) {
-            // What gives no text does not end a row.
+            // A token without text does not end a row of bytes.
             if self.silent(id) {
                 continue;
             }

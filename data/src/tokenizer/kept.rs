@@ -1,5 +1,5 @@
-//! A tokenizer with the files that others put beside it. They are kept as they were read, and change no id: neither
-//! how a text is read nor what tells the tokenizer from others.
+//! A tokenizer with the files of other programs next to it. They are stored as they were read and affect no id: neither
+//! the encoding of a text nor the tokenizer's identity.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -9,20 +9,20 @@ use super::error::EncodeError;
 use super::marks::Beside;
 use super::{Tables, Tokenizer};
 
-/// The tokenizer and what it is kept with.
+/// The tokenizer and the files that are stored with it.
 pub(super) struct Kept {
     own: Arc<dyn Tokenizer>,
     beside: Beside,
 }
 
 impl Kept {
-    /// `own` with what is `beside` it; as it is, where that is what we wrote.
+    /// `own` with the files `beside` it; `own` itself, where those files are what this program wrote.
     pub(super) fn with(own: Box<dyn Tokenizer>, mut beside: Beside) -> Box<dyn Tokenizer> {
         beside.forget_config(&own.config());
         if beside.is_empty() { own } else { Box::new(Self { own: own.into(), beside }) }
     }
 
-    /// `own` with a template for conversations, whatever it had before.
+    /// `own` with a template for conversations, which replaces an earlier template.
     pub(super) fn with_template(own: Arc<dyn Tokenizer>, template: &str) -> Arc<dyn Tokenizer> {
         Arc::new(Self { own, beside: Beside::of_template(template) })
     }

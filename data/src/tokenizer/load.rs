@@ -1,4 +1,4 @@
-//! Reads a saved tokenizer of any kind.
+//! Loads a saved tokenizer of any kind.
 
 use std::io;
 use std::path::Path;
@@ -18,17 +18,18 @@ use super::word::WordTokenizer;
 use super::{Tokenizer, TokenizerError};
 use capful_base::regular;
 
-/// The file of a checkpoint that holds its tokenizer, in the format of Hugging Face's library. Ours have a mark in it.
+/// The file of a checkpoint that holds its tokenizer, in the format of Hugging Face's library. This program's own
+/// tokenizers have a mark in it.
 pub const FILE_NAME: &str = "tokenizer.json";
 
-/// The first version of our own files, which have a `type` at the top. They are read, and written no more.
+/// The first version of this program's own files, which have a `type` at the top. They are read, but no longer written.
 pub(super) const FIRST_VERSION: u32 = 1;
 
-/// What a tokenizer may be kept as instead.
+/// Other file names in which tokenizers may be stored.
 const OTHER_FILE_NAMES: [&str; 5] = ["tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"];
 
-/// Loads the tokenizer in the directory `dir`: of a checkpoint, or of a model that others saved. Which tokens begin and
-/// end documents is said in the files beside [`FILE_NAME`], where they are there.
+/// Loads the tokenizer in the directory `dir` of a checkpoint, or of a model that another program saved. The files next
+/// to [`FILE_NAME`], where they exist, say which tokens begin and end documents.
 ///
 /// # Errors
 /// [`TokenizerError::Read`], [`TokenizerError::Damaged`], [`TokenizerError::Unsupported`].
@@ -36,8 +37,8 @@ pub fn load(dir: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
     load_file(&dir.join(FILE_NAME))
 }
 
-/// Loads a tokenizer from a file: one of ours, or a Hugging Face `tokenizer.json`. Where it has that name, the files
-/// beside it are read as [`load()`] does.
+/// Loads a tokenizer from a file: one of this program's own files, or a Hugging Face `tokenizer.json`. For a file of
+/// that name, the files next to it are read as in [`load()`].
 ///
 /// # Errors
 /// As [`load()`].
@@ -53,7 +54,7 @@ pub fn load_file(path: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
     Ok(Box::new(HuggingFaceTokenizer::parse(content, &beside).map_err(refused)?))
 }
 
-/// The error of a file that is not read.
+/// The error for a file that cannot be read.
 fn unread(path: &Path, source: io::Error) -> TokenizerError {
     let other = || OTHER_FILE_NAMES.into_iter().find(|name| path.with_file_name(name).exists());
     if source.kind() == io::ErrorKind::NotFound
@@ -81,7 +82,7 @@ struct Model {
     capful: Option<Mark>,
 }
 
-/// One of ours; nothing for a file of others.
+/// A tokenizer of this program's own; `None` for a file of another program.
 fn parse_own(content: &str) -> Result<Option<Box<dyn Tokenizer>>, Refusal> {
     let header: Header = serde_json::from_str(content).map_err(Refusal::damaged)?;
     if let Some(Model { capful: Some(mark) }) = header.model {
@@ -199,7 +200,7 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    /// What 0.1.0 wrote, and what runs and caches have the hash of.
+    /// Files that 0.1.0 wrote; runs and caches store hashes of them.
     #[test]
     fn files_of_the_first_version_are_read_and_are_the_identity() {
         let words = r#"{"type":"word","version":1,"lower_case":true,"words":["<pad>","<unk>","<bos>","<eos>","der","bär","\"sprach\"","\\","ú"]}"#
@@ -213,7 +214,7 @@ mod tests {
             assert_eq!((identity(&*loaded), loaded.fingerprint()), (first, tokenizer.fingerprint()));
             assert_eq!(written(&*loaded), written(tokenizer));
         }
-        // As 0.1.0 had it.
+        // The hash of 0.1.0.
         assert_eq!(ByteTokenizer.fingerprint(), 0x22c5_32fb_b061_d016);
     }
 
@@ -228,7 +229,7 @@ mod tests {
         for tokenizer in [&*word(), &ByteTokenizer, &*TRAINED, &*RUNS] {
             for content in [written(tokenizer), identity(tokenizer)] {
                 let ends: Vec<usize> = content.char_indices().map(|(end, _)| end).collect();
-                // All of a short file, some of a long one.
+                // All prefixes of a short file, some of a long one.
                 for &end in ends.iter().step_by(ends.len() / 500 + 1) {
                     assert!(matches!(parse_own(&content[..end]), Err(Refusal::Damaged(_))), "{}", &content[..end]);
                 }

@@ -1,6 +1,6 @@
-//! Whether the ids of a `tokenizer.json` say every byte of the text.
+//! Decides whether the ids of a `tokenizer.json` determine every byte of the text.
 //!
-//! Only byte-level BPE is known to. A part that is not listed here may change or drop text, and is taken to.
+//! Only byte-level BPE is known to do so. Any part that is not listed here counts as one that changes or drops text.
 
 use std::collections::HashSet;
 
@@ -23,7 +23,7 @@ pub(super) fn restores_bytes(library: &Library) -> bool {
         && added.values().all(|token| says_its_text(token, model))
 }
 
-/// Whether a pre-tokenizer does no more than to cut, and to write bytes as characters in the end.
+/// Whether a pre-tokenizer only cuts text and finally writes bytes as characters.
 fn only_cuts(part: &PreTokenizerWrapper) -> bool {
     let parts = match part {
         PreTokenizerWrapper::Sequence(parts) => parts.as_ref(),
@@ -42,7 +42,7 @@ fn only_cuts(part: &PreTokenizerWrapper) -> bool {
     }
 }
 
-/// Whether the model encodes every byte that UTF-8 has, to tokens that are the bytes alone, each with its own id.
+/// Whether the model encodes every byte of UTF-8, to tokens that stand for the bytes alone, each with an id of its own.
 fn has_every_byte(model: &BPE) -> bool {
     let vocabulary = model.get_vocab();
     let has = |c: char| vocabulary.contains_key(c.encode_utf8(&mut [0; 4]) as &str);
@@ -54,8 +54,8 @@ fn has_every_byte(model: &BPE) -> bool {
         && model.end_of_word_suffix.as_ref().is_none_or(String::is_empty)
 }
 
-/// Whether an added token stands for its own text and nothing else: it takes no white space with it, and where the model
-/// has a token of that name, the name means the same bytes in both.
+/// Whether an added token stands for exactly its own text: it takes no white space with it, and where the model has a
+/// token of the same name, both names mean the same bytes.
 fn says_its_text(token: &AddedToken, model: &BPE) -> bool {
     let same = token.content.bytes().all(|byte| byte.is_ascii_graphic());
     !token.lstrip && !token.rstrip && (same || model.token_to_id(&token.content).is_none())
@@ -120,7 +120,7 @@ mod tests {
         }
         // The letter é is two bytes, one of which has no token.
         assert!(!restores(|file| _ = file["model"]["vocab"].as_object_mut().unwrap().remove("\u{c3}")));
-        // One id for two tokens; an added token whose text is other bytes than the token of that name.
+        // One id for two tokens; an added token whose text differs in bytes from the model's token of that name.
         assert!(!restores(|file| file["model"]["vocab"]["zz"] = json!(5)));
         let same_name = json!([{"id": 256, "content": "Ġa", "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": false}]);

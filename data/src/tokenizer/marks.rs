@@ -1,8 +1,8 @@
-//! Which tokens begin and end a document of a foreign tokenizer.
+//! Finds the tokens that begin and end a document in a tokenizer of another program.
 //!
-//! The files that `transformers` keeps beside a `tokenizer.json` name them: `tokenizer_config.json`, else
-//! `special_tokens_map.json`. Whether a document begins with the first is what `transformers` does: `add_bos_token`, else
-//! the template of the file's post-processor. Where no file says anything they are found by the names that are usual.
+//! The files that `transformers` stores next to a `tokenizer.json` name them: `tokenizer_config.json`, or else
+//! `special_tokens_map.json`. Whether a document begins with the first mark follows `transformers`: `add_bos_token`, or
+//! else the template of the file's post-processor. Where no file names the marks, they are found by their usual names.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,16 +14,17 @@ use super::template::LONGEST;
 use super::{CLASS_FILE_NAME, TokenizerError};
 use capful_base::regular;
 
-/// What older versions of `transformers` name special tokens in.
+/// The file in which older versions of `transformers` name special tokens.
 pub const MAP_FILE_NAME: &str = "special_tokens_map.json";
-/// How `transformers` makes a text of a conversation; older versions have it in [`CLASS_FILE_NAME`].
+/// The file with the template by which `transformers` writes a conversation as text; older versions store the template
+/// in [`CLASS_FILE_NAME`].
 pub const TEMPLATE_FILE_NAME: &str = "chat_template.jinja";
 
-/// What files call the token that begins a document, the likeliest first.
+/// Usual names of the token that begins a document, the likeliest first.
 const BOS_NAMES: [&str; 8] =
     ["<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<|bos|>", "<|begin▁of▁sentence|>", "[BOS]", "[CLS]"];
 
-/// What files call the token that ends a document, the likeliest first.
+/// Usual names of the token that ends a document, the likeliest first.
 const EOS_NAMES: [&str; 9] = [
     "<eos>",
     "</s>",
@@ -36,7 +37,8 @@ const EOS_NAMES: [&str; 9] = [
     "[SEP]",
 ];
 
-/// All that our own files had before they said whether documents begin with a mark: what they name is one.
+/// All keys of this program's own files of earlier versions, which did not say whether documents begin with a mark: in
+/// those files a named beginning mark is used.
 const FIRST_KEYS: [&str; 4] = ["bos_token", "clean_up_tokenization_spaces", "eos_token", "tokenizer_class"];
 
 /// The ids that begin and end a document.
@@ -46,28 +48,28 @@ pub(super) struct Marks {
     pub(super) eos: Option<u32>,
 }
 
-/// What the files beside a tokenizer say of it.
+/// The settings in the files next to a tokenizer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Beside {
-    /// `tokenizer_config.json`, empty where there is none.
+    /// `tokenizer_config.json`; empty if the file does not exist.
     config: Map<String, Value>,
-    /// `special_tokens_map.json`, likewise.
+    /// `special_tokens_map.json`; empty if the file does not exist.
     map: Map<String, Value>,
-    /// `chat_template.jinja`, where there is one.
+    /// `chat_template.jinja`, where the file exists.
     template: Option<String>,
 }
 
-/// What a file says of a mark.
+/// What the files say about a mark.
 enum Said {
     Nothing,
-    /// That there is none.
+    /// There is no such mark.
     None,
-    /// Its text, and the file that says so.
+    /// The mark's text, and the file that names it.
     Token(String, &'static str),
 }
 
 impl Beside {
-    /// What the files in `dir` say; those that are not there say nothing.
+    /// Reads the files in `dir`; missing files give no settings.
     ///
     /// # Errors
     /// [`TokenizerError::Read`] and [`TokenizerError::Damaged`], with the file's path.
@@ -85,25 +87,25 @@ impl Beside {
         Self { template: Some(template.to_owned()), ..Self::default() }
     }
 
-    /// The files that are kept as they were read.
+    /// The files that are stored as they were read.
     pub(super) fn files(&self) -> Vec<(&'static str, String)> {
         let map = (!self.map.is_empty()).then(|| (MAP_FILE_NAME, format!("{:#}\n", Value::Object(self.map.clone()))));
         map.into_iter().chain(self.template.clone().map(|text| (TEMPLATE_FILE_NAME, text))).collect()
     }
 
-    /// Forgets `tokenizer_config.json` where it says the same as `ours`.
+    /// Drops `tokenizer_config.json` where it equals `ours`.
     pub(super) fn forget_config(&mut self, ours: &str) {
         if serde_json::from_str::<Map<String, Value>>(ours).is_ok_and(|ours| ours == self.config) {
             self.config = Map::new();
         }
     }
 
-    /// Whether `tokenizer_config.json` says something.
+    /// Whether `tokenizer_config.json` has any content.
     pub(super) fn has_config(&self) -> bool {
         !self.config.is_empty()
     }
 
-    /// Whether nothing is to be kept.
+    /// Whether there is nothing to store.
     pub(super) fn is_empty(&self) -> bool {
         self.config.is_empty() && self.map.is_empty() && self.template.is_none()
     }
@@ -131,8 +133,8 @@ impl Beside {
         ours.or_else(|| self.config.get("add_bos_token").and_then(Value::as_bool)).or_else(first)
     }
 
-    /// The marks of the tokenizer whose file has the post-processor `post` and whose tokens have the ids that `id` gives.
-    /// `guessed` are those by name.
+    /// The marks of a tokenizer whose file has the post-processor `post`; `id` gives the ids of its tokens. `guessed`
+    /// are the marks found by name.
     ///
     /// # Errors
     /// A file names a token that the tokenizer does not have.
@@ -165,13 +167,13 @@ impl Beside {
                 (bos, first == Some(bos))
             }
         };
-        // One token that stands between documents ends the one before.
+        // A single token between documents counts as the end of the one before.
         let bos = bos.filter(|_| self.begins().unwrap_or(usual)).filter(|&bos| Some(bos) != eos);
         Ok(Marks { bos, eos })
     }
 
-    /// The text of `tokenizer_config.json` of a tokenizer that is saved: what was read, with what was found out. Code
-    /// that is not saved is not named.
+    /// The text of `tokenizer_config.json` for a tokenizer that is saved: the content that was read, with the marks
+    /// that were found. References to code that is not saved are removed.
     pub(super) fn config(&self, begins: bool, bos: Option<String>, eos: Option<String>) -> String {
         let mut config = self.config.clone();
         config.remove("auto_map");
@@ -186,7 +188,7 @@ impl Beside {
     }
 }
 
-/// The path and the text of a file of `dir`; nothing where there is no such file.
+/// The path and the text of a file of `dir`; `None` if the file does not exist.
 fn text(dir: &Path, name: &str) -> Result<Option<(PathBuf, String)>, TokenizerError> {
     let path = dir.join(name);
     match regular::text_at_most(&path, regular::MARKS) {
@@ -196,20 +198,21 @@ fn text(dir: &Path, name: &str) -> Result<Option<(PathBuf, String)>, TokenizerEr
     }
 }
 
-/// The object in a file of `dir`; empty where there is no such file.
+/// The object in a file of `dir`; empty if the file does not exist.
 fn object(dir: &Path, name: &str) -> Result<Map<String, Value>, TokenizerError> {
     let Some((path, content)) = text(dir, name)? else { return Ok(Map::new()) };
     serde_json::from_str(&content)
         .map_err(|error| TokenizerError::Damaged { path, what: super::error::one_line(&error.to_string()) })
 }
 
-/// The marks among added tokens that have usual names.
+/// The marks among the tokens, found by their usual names.
 pub(super) fn guessed(id: impl Fn(&str) -> Option<u32>) -> Marks {
     let named = |names: &[&str]| names.iter().find_map(|name| id(name));
     Marks { bos: named(&BOS_NAMES), eos: named(&EOS_NAMES) }
 }
 
-/// What the post-processor puts before a text: a token's text, or nothing. Nothing at all where it does not say.
+/// The text of the token that the post-processor puts before a text, or `Some(None)` if it puts none; `None` where
+/// the post-processor does not tell.
 fn template(post: &Value) -> Option<Option<&str>> {
     let kind = post.get("type").and_then(Value::as_str)?;
     match kind {
@@ -229,7 +232,7 @@ mod tests {
 
     use super::*;
 
-    /// Of a tokenizer with `<s>` 1, `</s>` 2, `<|endoftext|>` 3, `<x>` 4.
+    /// Ids of a tokenizer with `<s>` 1, `</s>` 2, `<|endoftext|>` 3, `<x>` 4.
     fn id(token: &str) -> Option<u32> {
         (1..).zip(["<s>", "</s>", "<|endoftext|>", "<x>"]).find(|(_, name)| *name == token).map(|(id, _)| id)
     }
@@ -241,7 +244,7 @@ mod tests {
     fn marks(config: Value, map: Value, post: &Value) -> Result<[u32; 2], String> {
         let beside = Beside { config: object(config), map: object(map), template: None };
         let marks = beside.marks(post, guessed(id), id).map_err(|refusal| refusal.at("t".into()).to_string())?;
-        // What is saved says the same.
+        // The saved settings give the same marks.
         let name = |id: Option<u32>| id.map(|id| ["<s>", "</s>", "<|endoftext|>", "<x>"][id as usize - 1].to_owned());
         let saved = beside.config(marks.bos.is_some(), name(marks.bos), name(marks.eos));
         let again = Beside { config: serde_json::from_str(&saved).unwrap(), ..Beside::default() };
@@ -262,12 +265,12 @@ mod tests {
     fn marks_are_what_the_files_say_else_the_template_else_the_usual_names() {
         let none = || json!({});
         for (config, map, post, expected) in [
-            // By name alone; by the template.
+            // Found by name alone; by the template.
             (none(), none(), Value::Null, [1, 2]),
             (none(), none(), begins_with(Some("<x>")), [4, 2]),
             (none(), none(), begins_with(None), [0, 2]),
             (none(), none(), json!({"type": "BertProcessing", "sep": ["</s>", 2], "cls": ["<x>", 4]}), [4, 2]),
-            // Named, as a string and as an object; the map is second.
+            // Named, as a string and as an object; the map counts second.
             (
                 json!({"bos_token": "<s>", "eos_token": {"content": "<|endoftext|>"}}),
                 json!({"eos_token": "</s>"}),
@@ -275,15 +278,15 @@ mod tests {
                 [1, 3],
             ),
             (json!({"model_max_length": 9}), json!({"eos_token": "<x>"}), Value::Null, [1, 4]),
-            // Named, and not put before a text.
+            // Named, but not put before a text.
             (json!({"bos_token": "<s>", "eos_token": "</s>"}), none(), Value::Null, [0, 2]),
             (json!({"bos_token": "<s>", "eos_token": "</s>"}), none(), begins_with(None), [0, 2]),
             (json!({"bos_token": "<s>", "add_bos_token": true}), none(), Value::Null, [1, 2]),
             (json!({"bos_token": "<s>", "add_bos_token": false}), none(), begins_with(Some("<s>")), [0, 2]),
-            // None is none, and one token for both ends documents.
+            // A null mark is no mark, and a single token for both ends documents.
             (json!({"bos_token": null, "eos_token": null}), none(), begins_with(Some("<s>")), [0, 0]),
             (json!({"bos_token": "<x>", "eos_token": "<x>", "add_bos_token": true}), none(), Value::Null, [0, 4]),
-            // A file that we wrote.
+            // A file that this program wrote.
             (
                 json!({"tokenizer_class": "P", "bos_token": "<s>", "eos_token": "<x>",
                     "clean_up_tokenization_spaces": false}),

@@ -1,23 +1,23 @@
-//! From text to token ids and back.
+//! Converts text to token ids and back.
 //!
 //! - [`word`]: the capped vocabulary, split at white space
 //! - [`byte`]: the 256 bytes
 //! - [`bpe`]: byte-level BPE trained under a cap ([`train`]) on a [`sample`] of the documents, in pieces of text
 //!   ([`capful_core::vocab::pieces`], cut as GPT-2 does)
 //! - [`hugging_face`]: any `tokenizer.json` of the `tokenizers` library
-//! - `byte_level`: those of them that we encode ourselves, with text cut by known patterns (`splits`, on the `classes`
-//!   of characters)
-//! - `own_file`: what the first three are saved as
-//! - `expansion`: how much text they may make of a little
-//! - `patterns`: which of their patterns mean the same here as in Python
-//! - `lossless`: which of them restore every byte
-//! - `marks`: which tokens begin and end a document of theirs
-//! - `kept`: one with files that are put beside it
-//! - [`streamed`]: the text of ids that come one by one
-//! - [`template`]: how conversations become text, for other programs
-//! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
+//! - `byte_level`: such files whose byte-level BPE this program encodes itself, with text cut by known patterns
+//!   (`splits`, on the `classes` of characters)
+//! - `own_file`: the file format of the first three
+//! - `expansion`: a bound on the text that such a file may make of one byte
+//! - `patterns`: which patterns of such a file mean the same here as in Python
+//! - `lossless`: which of these tokenizers restore every byte
+//! - `marks`: the tokens that begin and end a document in such a file
+//! - `kept`: a tokenizer together with the files next to it
+//! - [`streamed`]: the text of ids that arrive one by one
+//! - [`template`]: the templates that write conversations as text, for other programs
+//! - `search`: the encoder of pieces for `bpe` and `byte_level`, on a trie of tokens (`prefixes`)
 //!
-//! [`build()`] makes one from documents, [`load()`] reads one that was saved with a checkpoint.
+//! [`build()`] builds a tokenizer from documents, [`load()`] reads one that was saved with a checkpoint.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -60,10 +60,10 @@ pub use load::{FILE_NAME, load, load_file};
 pub use marks::{MAP_FILE_NAME, TEMPLATE_FILE_NAME};
 pub use tables::Tables;
 
-/// The file beside [`FILE_NAME`] that names its class and marks.
+/// The file next to [`FILE_NAME`] that names the tokenizer's class and marks.
 pub const CLASS_FILE_NAME: &str = "tokenizer_config.json";
 
-/// Every file that a tokenizer may be saved as.
+/// Every file in which a tokenizer may be saved.
 pub const FILES: [&str; 4] = [FILE_NAME, CLASS_FILE_NAME, MAP_FILE_NAME, TEMPLATE_FILE_NAME];
 
 /// Text to token ids and back. Shared by the reader thread and the commands.
@@ -77,18 +77,18 @@ pub trait Tokenizer: Send + Sync {
     /// The id that ends a document, where the tokenizer has one.
     fn eos(&self) -> Option<u32>;
 
-    /// The id that stands for what the vocabulary does not hold, where the tokenizer has one.
+    /// The id for words outside the vocabulary, where the tokenizer has one.
     fn unk(&self) -> Option<u32> {
         None
     }
 
-    /// Whether ids say every byte of the text that they were made from, so that a loss over them is one over its bytes.
-    /// Where that is not certain, they are taken not to.
+    /// Whether the ids determine every byte of their text, so that a loss per token can be converted to a loss per
+    /// byte. `false` where that is uncertain.
     fn restores_bytes(&self) -> bool {
         false
     }
 
-    /// What a tokenizer of ours is made of, for a chip.
+    /// The tables of this program's own tokenizers, for a chip.
     fn tables(&self) -> Option<Tables<'_>> {
         None
     }
@@ -96,11 +96,11 @@ pub trait Tokenizer: Send + Sync {
     /// Appends the ids of `text` to `ids`, without adding document marks.
     ///
     /// # Errors
-    /// [`EncodeError`], of tokenizers that others wrote.
+    /// [`EncodeError`], for tokenizers of other programs.
     fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError>;
 
-    /// As [`Tokenizer::encode`], of the rest of a document that was cut before a space: what is put before a document is
-    /// not put before the rest.
+    /// Encodes as [`Tokenizer::encode`] the rest of a document that was cut before a space: a prefix of whole documents
+    /// is not added to the rest.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -108,39 +108,39 @@ pub trait Tokenizer: Send + Sync {
         self.encode(text, ids)
     }
 
-    /// The text of `ids`; special ids give nothing, invalid UTF-8 is replaced. (`<unk>` of a word tokenizer gives its
-    /// text: a word stood there.)
+    /// The text of `ids`; special ids give no text, invalid UTF-8 is replaced. (`<unk>` of a word tokenizer gives its
+    /// own name: it replaces a word.)
     fn decode(&self, ids: &[u32]) -> String;
 
-    /// Whether `id` gives no text, so that other ids have the same text with it and without it.
+    /// Whether `id` gives no text and does not affect the text of other ids.
     fn silent(&self, id: u32) -> bool {
         self.decode(&[id]).is_empty()
     }
 
-    /// How many of the last ids have a text that the next ones may change. Bytes of a character that is not whole yet do
-    /// not count.
+    /// How many of the last ids have a text that the next ids may change. The bytes of an incomplete character do not
+    /// count.
     fn unsettled(&self, ids: &[u32]) -> usize {
         let _ = ids;
         0
     }
 
-    /// What one id is called, special ids included, for people to look at. Nothing for ids outside.
+    /// The name of one id for people, special ids included; `None` for ids outside the vocabulary.
     fn token(&self, id: u32) -> Option<String> {
         (id < self.vocab_size()).then(|| self.decode(&[id]))
     }
 
-    /// Writes all that [`load()`] needs to make the same tokenizer again, as a file that the `tokenizers` library loads.
-    /// Allocates nothing that grows with it.
+    /// Writes everything that [`load()`] needs to make the same tokenizer again, as a file that the `tokenizers`
+    /// library can load. Its allocations do not grow with the vocabulary.
     ///
     /// # Errors
-    /// Those of `out`; [`io::ErrorKind::Unsupported`] for a tokenizer that is never saved.
+    /// Errors of `out`; [`io::ErrorKind::Unsupported`] for a tokenizer that is never saved.
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let _ = out;
         Err(io::Error::new(io::ErrorKind::Unsupported, "this tokenizer cannot be saved"))
     }
 
-    /// The content of [`CLASS_FILE_NAME`]. Without it, `transformers` takes the class and the marks that a model's family
-    /// usually has.
+    /// The content of [`CLASS_FILE_NAME`]. Without that file, `transformers` uses the class and the marks that are
+    /// usual in a model's family.
     fn config(&self) -> Cow<'_, str> {
         let name = |id: Option<u32>| id.and_then(|id| self.token(id));
         let config = serde_json::json!({
@@ -152,13 +152,13 @@ pub trait Tokenizer: Send + Sync {
         Cow::Owned(format!("{config:#}\n"))
     }
 
-    /// Other files that others keep beside it, with their text.
+    /// Other files that other programs store next to it, with their text.
     fn beside(&self) -> Vec<(&'static str, Cow<'_, str>)> {
         Vec::new()
     }
 
-    /// Saves the tokenizer in the directory `dir`, which exists, as [`FILE_NAME`] and, for `transformers`,
-    /// [`CLASS_FILE_NAME`] and what was [`Tokenizer::beside`] it, and syncs all.
+    /// Saves the tokenizer in the existing directory `dir`, as [`FILE_NAME`], [`CLASS_FILE_NAME`] for `transformers`,
+    /// and the files of [`Tokenizer::beside`], and syncs all files.
     ///
     /// # Errors
     /// [`TokenizerError::Write`].
@@ -175,7 +175,7 @@ pub trait Tokenizer: Send + Sync {
         Ok(())
     }
 
-    /// Writes what tells the tokenizer from others. Runs and caches keep the hash of it: it never changes, whatever the
+    /// Writes the data that identifies the tokenizer. Runs and caches store its hash: it never changes, whatever the
     /// files look like.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ pub trait Tokenizer: Send + Sync {
         self.write(out)
     }
 
-    /// 64 bits of the identity: differs for another vocabulary, equal for the same one loaded again.
+    /// 64 bits of the identity: different for another vocabulary, equal for the same one loaded again.
     fn fingerprint(&self) -> u64 {
         let mut hash = Fingerprint(FINGERPRINT);
         // Hashing cannot fail, and a tokenizer that is never saved is never compared.
@@ -193,12 +193,12 @@ pub trait Tokenizer: Send + Sync {
     }
 }
 
-/// `tokenizer` with this template for conversations, which is saved beside it.
+/// `tokenizer` with this template for conversations, which is saved next to it.
 pub fn with_template(tokenizer: Arc<dyn Tokenizer>, template: &str) -> Arc<dyn Tokenizer> {
     kept::Kept::with_template(tokenizer, template)
 }
 
-/// Writes a file that has its name once it is whole.
+/// Writes a file that receives its final name when it is complete.
 fn write_file(path: PathBuf, write: &mut dyn FnMut(&mut File) -> io::Result<()>) -> Result<(), TokenizerError> {
     let temporary = disk::temporary(&path);
     let written = File::create(&temporary).and_then(|mut file| {

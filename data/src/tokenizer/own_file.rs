@@ -1,9 +1,9 @@
-//! The file of our own tokenizers: a `tokenizer.json` that the `tokenizers` library loads and encodes with to the same
-//! ids.
+//! The file format of this program's own tokenizers: a `tokenizer.json` that the `tokenizers` library loads, and
+//! encodes with to the same ids.
 //!
-//! The library refuses keys at the top of a file that it does not know and ignores others, so our mark stands in the
-//! model. It says that the ids are ours: the file is then read by ourselves, and what the library needs beside the
-//! vocabulary is not looked at.
+//! The library refuses unknown keys at the top of a file and ignores them elsewhere, so this program's mark is inside
+//! the model. It says that the ids are this program's own: then this program encodes with its own code, and ignores the
+//! settings that only the library needs.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -25,21 +25,22 @@ use super::error::Refusal;
 /// The version of these files.
 pub(super) const VERSION: u32 = 2;
 
-/// That of a BPE's whose text is cut by [`Cut::Gpt2`]: programs that would cut it by [`Cut::Runs`] refuse it.
+/// The version of files of a BPE with text cut by [`Cut::Gpt2`]: programs that would cut the text by [`Cut::Runs`]
+/// refuse it.
 pub(super) const GPT2_VERSION: u32 = 3;
 
-/// The rules of [`Cut::Runs`], for an engine of patterns.
+/// The rules of [`Cut::Runs`] as a pattern.
 const PIECES: &str =
     concat!(r" ?\p{Alphabetic}+| ?[\p{N}&&[^\p{Alphabetic}]]+| ?[^\s\p{Alphabetic}\p{N}]+", r"|\s+(?= \S)|\s+");
 
-/// The capital sigma that ends a word, of which the library's lower-casing knows nothing. The classes are those of
+/// The capital sigma at the end of a word, which the library's lower-casing does not handle. The classes are those of
 /// [`str::to_lowercase`].
 const FINAL_SIGMA: &str = concat!(
     r"[\p{Cased}&&[^\p{Case_Ignorable}]]\p{Case_Ignorable}*\KΣ",
     r"(?!\p{Case_Ignorable}*[\p{Cased}&&[^\p{Case_Ignorable}]])"
 );
 
-/// What tells one of our files from others, in its model.
+/// The mark in the model of this program's own files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Mark {
     /// word, byte or bpe.
@@ -47,7 +48,7 @@ pub(super) struct Mark {
     pub(super) kind: String,
     /// [`VERSION`] or [`GPT2_VERSION`].
     pub(super) version: u32,
-    /// Of `word`: whether text is lower-cased.
+    /// For `word`: whether text is lower-cased.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) lower_case: Option<bool>,
 }
@@ -68,7 +69,7 @@ struct File<M> {
     model: M,
 }
 
-/// What is the same in every file of a kind. It is made once, so that a save makes nothing of it.
+/// The parts that are equal in every file of a kind. They are built once, so that a save builds none of them.
 #[derive(Serialize)]
 struct Rules {
     added_tokens: Value,
@@ -78,12 +79,12 @@ struct Rules {
     decoder: Value,
 }
 
-/// Of `word`, lower-casing and not.
+/// The parts of `word`, with lower-casing and without.
 static WORDS: LazyLock<[Rules; 2]> = LazyLock::new(|| {
     let sigma = json!({"type": "Replace", "pattern": {"Regex": FINAL_SIGMA}, "content": "ς"});
     let lower = json!({"type": "Sequence", "normalizers": [sigma, {"type": "Lowercase"}]});
     [lower, Value::Null].map(|normalizer| Rules {
-        // `<unk>` is text here: decoding shows it.
+        // `<unk>` is ordinary text here: decoding shows it.
         added_tokens: added_tokens(|id| id != UNK),
         normalizer,
         pre_tokenizer: json!({"type": "WhitespaceSplit"}),
@@ -92,18 +93,18 @@ static WORDS: LazyLock<[Rules; 2]> = LazyLock::new(|| {
     })
 });
 
-/// The library's byte level, which cuts text by GPT-2's pattern if asked to.
+/// The library's byte level; with `cuts` it cuts text by GPT-2's pattern.
 fn byte_level(cuts: bool) -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": cuts})
 }
 
-/// Of `byte`, and of a `bpe` of earlier versions.
+/// The parts of `byte`, and of a `bpe` of earlier versions.
 static RUNS: LazyLock<Rules> = LazyLock::new(|| {
     let split = json!({"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": false});
     bytes(json!({"type": "Sequence", "pretokenizers": [split, byte_level(false)]}))
 });
 
-/// Of `bpe`.
+/// The parts of `bpe`.
 static GPT2: LazyLock<Rules> = LazyLock::new(|| bytes(byte_level(true)));
 
 fn bytes(pre_tokenizer: Value) -> Rules {
@@ -163,10 +164,11 @@ fn pairs<S: Serializer>((merges, tokens): &(&[Merge], Tokens<'_>), serializer: S
     sequence.end()
 }
 
-/// How the library writes a token. A save writes tens of thousands of them: they are not made in memory first.
+/// A token's name in the library's notation. A save writes tens of thousands of names: they are formatted directly into
+/// the output.
 enum Name<'a> {
     Special(&'a str),
-    /// Bytes as its byte level writes them.
+    /// Bytes in the notation of the library's byte level.
     Bytes(&'a [u8]),
 }
 
@@ -206,7 +208,7 @@ pub(super) fn write_words(out: &mut dyn Write, vocab: CappedVocabulary<'_>, lowe
     Ok(serde_json::to_writer(out, &file)?)
 }
 
-/// Writes the file of a `byte` or `bpe` tokenizer with these merges, of which `tokens` has the bytes.
+/// Writes the file of a `byte` or `bpe` tokenizer with these merges; `tokens` gives the bytes of its tokens.
 pub(super) fn write_bytes<'a>(
     out: &mut dyn Write,
     kind: &str,
@@ -239,7 +241,7 @@ pub(super) fn write_bytes<'a>(
     Ok(serde_json::to_writer(out, &file)?)
 }
 
-/// The special tokens, which decoding leaves out.
+/// The special tokens, which decoding omits.
 fn added_tokens(has: impl Fn(u32) -> bool) -> Value {
     let token = |(id, content): (u32, &str)| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
@@ -248,7 +250,7 @@ fn added_tokens(has: impl Fn(u32) -> bool) -> Value {
     (0..).zip(SPECIALS).filter(|(id, _)| has(*id)).map(token).collect()
 }
 
-/// A document between its marks, as a run reads it.
+/// A document between its marks, the form in which a run reads it.
 fn marks() -> Value {
     let special = |id: u32, sequence: u32| json!({"SpecialToken": {"id": SPECIALS[id as usize], "type_id": sequence}});
     let document = |name: &str, sequence: u32| {
@@ -275,7 +277,7 @@ struct LoadedModel {
     merges: Vec<[String; 2]>,
 }
 
-/// The tokens of one of our files in the order of their ids, and the merges as pairs of ids.
+/// The tokens of one of this program's own files in the order of their ids, and the merges as pairs of ids.
 pub(super) fn read(content: &str) -> Result<(Vec<String>, Vec<[u32; 2]>), Refusal> {
     let LoadedModel { vocab, merges } = serde_json::from_str::<Loaded>(content).map_err(Refusal::damaged)?.model;
     let id = |token: &String| {
@@ -294,7 +296,7 @@ pub(super) fn read(content: &str) -> Result<(Vec<String>, Vec<[u32; 2]>), Refusa
     Ok((tokens.ok_or_else(|| Refusal::damaged("two of its tokens have one id"))?, merges))
 }
 
-/// Looks whether `tokens` are the special ones and those whose bytes `bytes` gives.
+/// Checks that `tokens` are the special tokens and the tokens with the bytes that `bytes` gives.
 pub(super) fn check_names<'a>(tokens: &[String], bytes: Tokens<'a>) -> Result<(), Refusal> {
     let expected = SPECIALS.into_iter().map(Name::Special);
     let mut expected = expected.chain((FIRST_BYTE..).map_while(bytes).map(Name::Bytes)).map(|name| name.to_string());
@@ -346,7 +348,7 @@ mod tests {
         all.into_iter().map(|tokenizer| (library(&*tokenizer), tokenizer)).map(|(l, t)| (t, l)).collect()
     });
 
-    /// The library's ids and ours are equal, and so are the texts of them.
+    /// Asserts that the library's ids equal this program's, and also their texts.
     fn agree(text: &str) {
         for (tokenizer, library) in &*ALL {
             let ids = encode(&**tokenizer, text);
@@ -395,13 +397,13 @@ mod tests {
     proptest! {
         #[test]
         fn the_library_gives_the_same_ids_for_any_text(text in texts()) {
-            // What spells a special token is one for the library: see below. Characters that no version of Unicode
-            // knows yet may be known to one of the tables already.
+            // The library takes the spelling of a special token for that token: see below. Characters without an
+            // assignment in Unicode may already have one in one of the two tables.
             agree(&text.replace('<', "."));
         }
     }
 
-    /// The library takes what spells a special token in a text for that token, unless it is told not to.
+    /// The library takes the spelling of a special token in a text for that token, unless a setting says otherwise.
     #[test]
     fn a_text_that_spells_a_special_token_has_the_same_ids_where_the_library_is_told_so() {
         for (tokenizer, library) in &*ALL {

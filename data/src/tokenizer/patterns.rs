@@ -1,13 +1,14 @@
-//! Which patterns of a `tokenizer.json` mean the same to both engines: to Oniguruma, which Python's `tokenizers` has, and to
-//! fancy-regex, which is here.
+//! Decides which patterns of a `tokenizer.json` mean the same in both engines: Oniguruma, which Python's `tokenizers`
+//! uses, and fancy-regex, which this program uses.
 //!
-//! In Oniguruma's syntax `^` and `$` are the beginning and the end of any line, and the flag m is what s is elsewhere.
+//! In Oniguruma's syntax `^` and `$` are the beginning and the end of any line, and the flag m has the meaning of s
+//! elsewhere.
 
 use serde_json::Value;
 
 use super::error::Refusal;
 
-/// Refuses the part `name` of a file if a pattern in it has what the engines read differently.
+/// Refuses the part `name` of a file if a pattern in it has a construct that the engines interpret differently.
 pub(super) fn require_same(name: &str, part: &Value) -> Result<(), Refusal> {
     match part {
         Value::Object(all) => all.iter().try_for_each(|(key, value)| match (key.as_str(), value) {
@@ -24,7 +25,7 @@ pub(super) fn require_same(name: &str, part: &Value) -> Result<(), Refusal> {
     }
 }
 
-/// What in `pattern` the engines read differently.
+/// The construct in `pattern` that the engines interpret differently.
 fn differs(pattern: &str) -> Option<String> {
     let mut depth = 0u32;
     let mut rest = pattern.chars();

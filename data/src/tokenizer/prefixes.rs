@@ -1,9 +1,9 @@
-//! The longest token that a text begins with, by a trie.
+//! Finds the longest token at the beginning of a text, with a trie.
 //!
-//! Children of a node stand next to each other, and a first child's children soon after it: a long token lies in few
+//! The children of a node are adjacent, and a first child's children follow soon after it: a long token lies in few
 //! cache lines. The first two bytes are one step.
 
-/// No node, no token.
+/// No node, or no token.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
@@ -12,7 +12,7 @@ struct Node {
     token: u32,
     first_child: u32,
     children: u16,
-    /// The last byte of the first child: most nodes have no other.
+    /// The last byte of the first child: most nodes have only one child.
     first_label: u8,
 }
 
@@ -22,18 +22,18 @@ pub(super) struct Prefixes {
     nodes: Vec<Node>,
     /// The last byte of each node. `[nodes]`
     labels: Vec<u8>,
-    /// The node of two bytes, or [`NONE`]. `[256 × 256]`
+    /// The node for two bytes, or [`NONE`]. `[256 × 256]`
     pairs: Vec<u32>,
 }
 
 impl Prefixes {
-    /// The trie of `tokens`, numbered as they stand there. The first 256 are the single bytes; no two are equal.
+    /// The trie of `tokens`, numbered in their order. The first 256 are the single bytes; no two tokens are equal.
     pub(super) fn new(tokens: &[&[u8]]) -> Self {
         let mut order: Vec<u32> = (0..tokens.len() as u32).collect();
         order.sort_unstable_by_key(|&token| tokens[token as usize]);
         let empty = Node { token: NONE, first_child: 0, children: 0, first_label: 0 };
         let (mut nodes, mut labels) = (vec![empty], vec![0]);
-        // Nodes whose tokens are `order[low..high]`, which agree in as many bytes as the node is deep.
+        // Nodes, each with its tokens `order[low..high]`; these agree in as many bytes as the node is deep.
         let mut open = vec![(0, 0, order.len(), 0)];
         while let Some((at, mut low, high, depth)) = open.pop() {
             if low < high && tokens[order[low] as usize].len() == depth {
@@ -75,7 +75,7 @@ impl Prefixes {
         labels.iter().position(|&label| label == byte).map(|i| first_child + i as u32)
     }
 
-    /// The longest token that `text` begins with, which is not empty.
+    /// The longest token at the beginning of `text`, which must not be empty.
     pub(super) fn longest(&self, text: &[u8]) -> u32 {
         let mut best = u32::from(text[0]);
         let [first, second, rest @ ..] = text else { return best };

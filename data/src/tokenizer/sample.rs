@@ -1,4 +1,4 @@
-//! The text that BPE is trained on: its different pieces, and how often each occurs.
+//! The text that BPE is trained on: its distinct pieces, and how often each occurs.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -7,41 +7,42 @@ use capful_core::vocab::pieces::Cut;
 use super::TokenizerError;
 use super::build::Documents;
 
-/// Bytes of text that training looks at, from the first document on.
+/// Bytes of text that training reads, from the first document on.
 pub const SAMPLE_BYTES: usize = 32 << 20;
 
-/// The most bytes of different pieces, each with one byte more. The sample ends where they are full: this bounds the
+/// The most bytes of distinct pieces, plus one byte for each piece. The sample ends when they are full: this bounds the
 /// memory of training. English fills them with several times as much text as [`SAMPLE_BYTES`].
 pub const MOST_TEXT: usize = 4 << 20;
 
-/// The most different pieces; a sample ends there too.
+/// The most distinct pieces; the sample ends when they are reached.
 pub const MOST_PIECES: usize = 1 << 19;
 
-/// A longer piece is cut.
+/// Longer pieces are cut.
 const LONGEST_PIECE: usize = 1 << 16;
 
 /// No piece.
 const NONE: u32 = u32::MAX;
 
-/// Pieces, each once.
+/// Distinct pieces.
 pub struct Sample {
-    /// Their bytes, in the order in which they were found, with a byte behind each that belongs to none.
+    /// The pieces' bytes, in the order of their first occurrence, with one separator byte after each piece.
     text: Vec<u8>,
-    /// Where each of them ends.
+    /// The end of each piece in `text`.
     ends: Vec<u32>,
-    /// How often each of them occurs.
+    /// How often each piece occurs.
     counts: Vec<u32>,
 }
 
 /// Finds a piece among those of a sample: open addressing with linear probing.
 struct Index {
     hash: RandomState,
-    /// Numbers of pieces, [`NONE`] where free. At least half of them are.
+    /// Numbers of pieces, [`NONE`] in free slots. At least half of the slots are free.
     slots: Vec<u32>,
 }
 
 impl Sample {
-    /// The pieces of the first `most` bytes of the documents, or of as many as [`MOST_TEXT`] and [`MOST_PIECES`] take.
+    /// The pieces of the first `most` bytes of the documents, or of fewer bytes where [`MOST_TEXT`] or [`MOST_PIECES`]
+    /// is reached.
     ///
     /// # Errors
     /// [`TokenizerError::Document`].
@@ -62,7 +63,7 @@ impl Sample {
         Ok(sample)
     }
 
-    /// Counts a piece; `false` where there is no room for another one.
+    /// Counts a piece; returns `false` if there is no room for a new piece.
     fn add(&mut self, piece: &[u8], index: &mut Index) -> bool {
         let (slot, found) = index.find(piece, self);
         if let Some(found) = found {
@@ -83,22 +84,22 @@ impl Sample {
         true
     }
 
-    /// Whether there is nothing to learn from.
+    /// Whether there is no piece to train on.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// All pieces, with a byte behind each that belongs to none.
+    /// All pieces, with one separator byte after each.
     pub(super) fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// Where the pieces stand in the text, and how often they occur.
+    /// The range of each piece in the text, and how often the piece occurs.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (std::ops::Range<usize>, u32)> {
         (0..self.ends.len()).map(|piece| (self.range(piece), self.counts[piece]))
     }
 
-    /// How often the piece occurs that has the byte at `at`.
+    /// How often the piece that contains the byte at `at` occurs.
     pub(super) fn count_at(&self, at: usize) -> u32 {
         self.counts[self.ends.partition_point(|&end| end as usize <= at)]
     }
@@ -110,7 +111,7 @@ impl Sample {
 }
 
 impl Index {
-    /// The slot of a piece, or a free one for it, and the piece's number.
+    /// The slot of a piece, or a free slot for it, and the piece's number.
     fn find(&self, piece: &[u8], sample: &Sample) -> (usize, Option<usize>) {
         let mut slot = self.hash.hash_one(piece) as usize & (self.slots.len() - 1);
         loop {
@@ -168,7 +169,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_sample_ends_where_its_bounds_are() {
-        // A number a piece, each different: eight bytes and one.
+        // Distinct numbers, one in each piece: eight bytes and one.
         let numbers: String = (0..(1 << 20)).map(|i| format!("{i:07}\n")).collect();
         let long = sample(&[&numbers], usize::MAX);
         assert!(long.ends.len() <= MOST_PIECES && long.text.len() <= MOST_TEXT);

@@ -1,14 +1,15 @@
-//! Encodes byte-level BPE by search instead of merging: from the left, always the longest token that may stand behind
-//! the one before it, a step back where none may.
+//! Encodes byte-level BPE by search instead of merging: from the left, it always takes the longest token that may
+//! follow the token before it, and goes a step back where none may.
 //!
-//! That gives the ids of [`capful_core::vocab::bpe`], by two facts. Merging the bytes of two neighbours either joins
-//! something across their border or gives just these two; tokens of which all neighbours are of the second kind are
-//! what merging the whole gives, for what happens on one side of a border that is never crossed does not depend on the
-//! other. And a text has one encoding, so the tokens up to a place are right, or wrong whatever follows: a place that
-//! was once left is never tried again, and the work grows with the text's length. (The method is that of GitHub's crate
-//! `bpe`.)
+//! That gives the ids of [`capful_core::vocab::bpe`], because of two facts. First, merging the bytes of two adjacent
+//! tokens either joins something across their border or gives these two tokens; if all adjacent tokens of a sequence
+//! are of the second kind, the sequence is the result of merging the whole, because one side of a border that is never
+//! crossed does not affect the other side. Second, a text has one encoding, so the tokens up to an offset are either
+//! right, or wrong for every continuation: an offset that the search has left is never tried again, and the work grows
+//! in proportion to the text's length. (The method is that of GitHub's crate `bpe`.)
 //!
-//! It holds where a merge stands behind the merges that make its parts, which training sees to; [`Search::new`] looks.
+//! The method requires that each merge comes after the merges that make its parts, which training ensures;
+//! [`Search::new`] checks it.
 
 use std::collections::HashMap;
 
@@ -19,20 +20,20 @@ use super::prefixes::Prefixes;
 /// No token.
 const NONE: u32 = u32::MAX;
 
-/// The single bytes are the first tokens here; the others follow in the order of the merges that make them, so that of
-/// two tokens the larger number was made later.
+/// The single bytes are the first tokens; the others follow in the order of the merges that make them, so that of two
+/// tokens the one with the larger number was made later.
 const BYTES: u32 = 256;
 
 #[derive(Debug, Clone, Copy)]
 struct Token {
-    /// What the caller calls it.
+    /// The caller's id of the token.
     id: u32,
-    /// Its bytes.
+    /// The number of its bytes.
     len: u32,
-    /// What its last merge joined; for a byte nothing that is read.
+    /// The two tokens that its last merge joined; for a byte never read.
     left: u32,
     right: u32,
-    /// The longest token that it begins with, or [`NONE`].
+    /// The longest token that is a proper prefix of it, or [`NONE`].
     shorter: u32,
 }
 
@@ -44,12 +45,12 @@ pub(super) struct Search {
     prefixes: Prefixes,
 }
 
-/// What encoding a piece writes down, kept from piece to piece.
+/// Buffers for encoding a piece, reused for the next piece.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// The tokens so far.
     path: Vec<u32>,
-    /// A bit for each place between bytes: whether it was left.
+    /// A bit for each offset between bytes: whether the search has left it.
     left: Vec<u64>,
 }
 
@@ -70,9 +71,9 @@ impl Scratch {
 }
 
 impl Search {
-    /// The encoder of `merges` in the order of their ranks, on the ids `bytes`. Nothing if a merge stands before one
-    /// that makes a part of it, or if two of the ids of the bytes are equal. The merges that make one id make the same
-    /// bytes, and no other id has these.
+    /// The encoder of `merges` in the order of their ranks, with the ids `bytes` of the single bytes. `None` if a merge
+    /// comes before a merge that makes one of its parts, or if two of the ids of the bytes are equal. Merges that make
+    /// the same id must make the same bytes, and no other id may have these bytes.
     pub(super) fn new(bytes: &[u32; 256], merges: &[Merge]) -> Option<Self> {
         let byte = |(b, &id): (usize, &u32)| Token { id, len: 1, left: b as u32, right: b as u32, shorter: NONE };
         let tokens: Vec<Token> = bytes.iter().enumerate().map(byte).collect();
@@ -87,7 +88,7 @@ impl Search {
                 before_its_parts.push(merge);
                 continue;
             };
-            // Where the parts' bytes are merged otherwise, the parts never meet.
+            // Where the parts' bytes are merged differently, the two parts never become adjacent.
             if made.contains_key(&merge.id) || !search.meet(left, right) {
                 continue;
             }
@@ -97,7 +98,7 @@ impl Search {
             search.tokens.push(Token { id: merge.id, len, left, right, shorter: NONE });
             made.insert(merge.id, token);
         }
-        // A part that no merge makes is never met; one that a later merge makes is.
+        // A part that no merge makes never occurs; a part that a later merge makes does.
         if before_its_parts.iter().any(|merge| made.contains_key(&merge.left) && made.contains_key(&merge.right)) {
             return None;
         }
@@ -120,7 +121,7 @@ impl Search {
         }
     }
 
-    /// The ids that come about: those that merging gives for the bytes that they stand for.
+    /// The ids that can occur: the ids that merging gives for their own bytes.
     pub(super) fn ids(&self) -> impl Iterator<Item = u32> {
         self.tokens.iter().map(|token| token.id)
     }
@@ -131,7 +132,7 @@ impl Search {
             return;
         }
         let mut token = self.prefixes.longest(piece);
-        // Most words end here.
+        // Most words end here: the whole piece is a single token.
         if self.token(token).len as usize == piece.len() {
             ids.push(self.token(token).id);
             return;
@@ -163,24 +164,25 @@ impl Search {
         &self.tokens[token as usize]
     }
 
-    /// Whether merging the bytes of two tokens gives these two.
+    /// Whether merging the bytes of two tokens gives exactly these two tokens.
     fn stand(&self, left: u32, right: u32) -> bool {
         self.pairs.get(left, right).is_none() && self.meet(left, right)
     }
 
-    /// Whether merging the bytes of two tokens comes to these two, whatever follows. Undoes their merges from the last
-    /// one on, and looks at each step whether the neighbours at the border would have been joined before.
+    /// Whether merging the bytes of two tokens reaches these two tokens, even if they are joined afterwards. Undoes
+    /// their merges from the last one on, and checks at each step whether the tokens at the border would have been
+    /// joined earlier.
     fn meet(&self, mut left: u32, mut right: u32) -> bool {
         loop {
             if left.max(right) < BYTES {
                 return true;
             }
-            // What was made later was joined later; of equal ones the right one was.
+            // The token that was made later was joined later; of equal tokens the right one was.
             let before;
             if left > right {
                 (left, before) = (self.token(left).right, left);
             } else {
-                // Of equal pairs the leftmost is joined first, and that is the one across the border.
+                // Of equal pairs the leftmost is joined first, which is the pair across the border.
                 (right, before) = (self.token(right).left, right + 1);
             }
             if self.pairs.get(left, right).is_some_and(|joined| joined < before) {
@@ -190,10 +192,10 @@ impl Search {
     }
 }
 
-/// Which token a pair of tokens is joined to: open addressing with linear probing.
+/// The token that a pair of tokens is joined to: open addressing with linear probing.
 #[derive(Debug, Clone)]
 struct Pairs {
-    /// Left, right, joined; [`NONE`] where free. At least half of them are.
+    /// Left token, right token, joined token; [`NONE`] in free slots. At least half of the slots are free.
     slots: Vec<[u32; 3]>,
 }
 
@@ -203,7 +205,7 @@ impl Pairs {
     }
 
     fn place(&self, left: u32, right: u32) -> usize {
-        // Fibonacci hashing: the high bits of the product are the well mixed ones.
+        // Fibonacci hashing: the high bits of the product are the well-mixed ones.
         let hash = (u64::from(left) << 32 | u64::from(right)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (hash ^ hash >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (mixed >> (64 - self.slots.len().trailing_zeros())) as usize
@@ -264,7 +266,7 @@ mod tests {
         ids
     }
 
-    /// Merges over the letters a to c and over each other, from random pairs; the same bytes have the same id.
+    /// Merges over the letters a to c and over each other, from random pairs; equal bytes have equal ids.
     fn merges() -> impl Strategy<Value = Vec<Merge>> {
         prop::collection::vec((0usize..1000, 0usize..1000), 0..60).prop_map(|pairs| {
             let mut seen = HashSet::new();
@@ -304,7 +306,7 @@ mod tests {
             if distinct.len() == merges.len() {
                 prop_assert!(Search::new(&BYTE_IDS, &merges).is_some());
             }
-            // In another order it is right or not there.
+            // In another order the encoder is either right or not built.
             if !merges.is_empty() {
                 let turn = turn % merges.len();
                 merges.rotate_left(turn);
@@ -323,11 +325,11 @@ mod tests {
         let search = Search::new(&BYTE_IDS, &merges).unwrap();
         assert_eq!(found(&search, b"abcbca"), [2, 3, a]);
         assert_eq!(search.ids().skip(256).collect::<Vec<_>>(), [1, 2, 3]);
-        // A merge of bc that stands before it.
+        // A merge that comes before a merge that makes its part.
         assert!(Search::new(&BYTE_IDS, &[merge(3, a, 4), merge(b, c, 3)]).is_none());
     }
 
-    /// Quadratic work would be 10^12 steps, so that this ends shows that it is not.
+    /// Quadratic work would be 10^12 steps, so the test finishes only if the work is not quadratic.
     #[test]
     fn a_long_piece_is_not_quadratic() {
         let a = BYTE_IDS[97];

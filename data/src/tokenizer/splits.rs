@@ -1,7 +1,7 @@
-//! Cuts text as the published patterns of byte-level BPE do, without an engine for patterns.
+//! Cuts text like the published patterns of byte-level BPE, without a regex engine.
 //!
-//! Each of them gives a piece at every place, so a text is walked once: what a character begins follows from its class
-//! and what stands behind it. The pieces put together are the text.
+//! Each pattern matches a piece at every position, so a single pass suffices: the class of a character and the
+//! characters after it determine the piece that begins there. The pieces together are the text.
 
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::split::{Split as LibrarySplit, SplitPattern};
@@ -9,7 +9,7 @@ use tokenizers::{PreTokenizerWrapper, SplitDelimiterBehavior};
 
 use super::classes::{Class, Classes};
 
-/// GPT-2's pattern, also the one of `ByteLevel` itself.
+/// GPT-2's pattern, which `ByteLevel` uses itself.
 pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// Llama 3's pattern.
@@ -22,9 +22,9 @@ pub(super) const LLAMA3: &str = concat!(
 pub(super) const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// SuperBPE's patterns, one after the other: numbers stand alone, and in threes from the right.
+/// SuperBPE's patterns, applied one after the other: numbers are separate, and cut in groups of three from the right.
 pub(super) const NUMBERS: &str = r"\p{N}+";
-/// The second of them.
+/// The second of SuperBPE's patterns.
 pub(super) const THREES: &str = r"(?=(\d{3})+(?!\d))";
 
 /// A known way of cutting text.
@@ -32,7 +32,7 @@ pub(super) const THREES: &str = r"(?=(\d{3})+(?!\d))";
 pub enum Split {
     /// `GPT2`
     Gpt2,
-    /// `LLAMA3` and `QWEN2`, which differ in the most digits a piece has.
+    /// `LLAMA3` and `QWEN2`, which differ in the most digits of a piece.
     Modern {
         /// 3 or 1.
         digits: u32,
@@ -42,12 +42,13 @@ pub enum Split {
 }
 
 impl Split {
-    /// The split that the `pre_tokenizer` of a `tokenizer.json` is; nothing for one that is none of these.
+    /// The split that matches the `pre_tokenizer` of a `tokenizer.json`; `None` for a pre-tokenizer that is none of
+    /// these.
     pub fn of_file(part: &serde_json::Value) -> Option<Self> {
         Self::of(&serde_json::from_value(part.clone()).ok()?)
     }
 
-    /// The split that a pre-tokenizer of the library is; nothing for one that is none of these.
+    /// The split that matches a pre-tokenizer of the library; `None` for one that is none of these.
     pub(super) fn of(part: &PreTokenizerWrapper) -> Option<Self> {
         let plain = |part: &ByteLevel| !part.add_prefix_space;
         let parts = match part {
@@ -77,7 +78,7 @@ impl Split {
         }
     }
 
-    /// Calls `each` with the pieces of `text`, in order. Time grows with the text's length, whatever it holds.
+    /// Calls `each` with the pieces of `text`, in order. The time is linear in the text's length for any content.
     pub(super) fn pieces<'t>(self, text: &'t str, each: impl FnMut(&'t str)) {
         let text = Text { text, classes: Classes::get() };
         match self {
@@ -88,7 +89,7 @@ impl Split {
     }
 }
 
-/// The pattern of a part that keeps its matches as pieces, and all that is between them.
+/// The pattern of a pre-tokenizer that makes pieces of its matches and of the text between them.
 fn pattern(part: &LibrarySplit) -> Option<&str> {
     match &part.pattern {
         SplitPattern::Regex(pattern) if part.behavior == SplitDelimiterBehavior::Isolated && !part.invert => {
@@ -105,7 +106,7 @@ struct Text<'t> {
 }
 
 impl<'t> Text<'t> {
-    /// Calls `each` with piece after piece, each up to where `end` says.
+    /// Calls `each` with one piece after the other; `end` gives the end of the piece that begins at an offset.
     fn walk(self, end: impl Fn(Self, usize) -> usize, mut each: impl FnMut(&'t str)) {
         let mut at = 0;
         while at < self.text.len() {
@@ -129,7 +130,7 @@ impl<'t> Text<'t> {
         Some((self.classes.of(c), c.len_utf8()))
     }
 
-    /// Where the characters of a kind end that stand from `at` on.
+    /// The end of the characters of a kind from `at` on.
     fn run(self, mut at: usize, is: impl Fn(Class) -> bool) -> usize {
         while let Some((class, len)) = self.class(at)
             && is(class)
@@ -148,7 +149,7 @@ impl<'t> Text<'t> {
         if let Some(end) = self.contraction(at, false) {
             return end;
         }
-        // A space goes with what follows it, unless that is white space too.
+        // A space belongs to the text after it, unless that is white space too.
         let from = if self.byte(at) == b' ' { at + 1 } else { at };
         match self.class(from) {
             Some((Class::Letter, len)) => self.run(from + len, |class| class == Class::Letter),
@@ -175,7 +176,7 @@ impl<'t> Text<'t> {
             }
             Class::Space | Class::Other => {}
         }
-        // Any one sign or space goes with the letters behind it, but for a line's end.
+        // A single sign or space, but no line end, belongs to the letters after it.
         if !self.is_line_end(at) && self.is(at + len, Class::Letter) {
             return self.run(at + len, letter);
         }
@@ -194,7 +195,7 @@ impl<'t> Text<'t> {
         matches!(self.byte(at), b'\r' | b'\n')
     }
 
-    /// The end of an apostrophe and what it stands for, if one begins at `at`.
+    /// The end of an apostrophe with its contraction, if one begins at `at`.
     fn contraction(self, at: usize, any_case: bool) -> Option<usize> {
         if self.byte(at) != b'\'' {
             return None;
@@ -206,13 +207,13 @@ impl<'t> Text<'t> {
         match (one, two) {
             (b's' | b't' | b'm' | b'd', _) => Some(at + 2),
             (b'r' | b'v', b'e') | (b'l', b'l') => Some(at + 3),
-            // The long s is an s in another case.
+            // The long s equals an s when case is ignored.
             _ if any_case && self.text[at + 1..].starts_with('ſ') => Some(at + 3),
             _ => None,
         }
     }
 
-    /// The end of white space, less a last character that may go with what follows: \s+(?!\S)|\s+
+    /// The end of white space, without a last character that may belong to the text after it: \s+(?!\S)|\s+
     fn spaces(self, at: usize) -> usize {
         let (mut last, mut end) = (at, at);
         while let Some((Class::Space, len)) = self.class(end) {
@@ -221,7 +222,7 @@ impl<'t> Text<'t> {
         if end == self.text.len() || last == at { end } else { last }
     }
 
-    /// The end of white space after its last line end, or [`Text::spaces`] where it has none: \s*[\r\n]+ first
+    /// The end of white space up to its last line end, or [`Text::spaces`] where it has no line end: \s*[\r\n]+ first
     fn lines(self, at: usize) -> usize {
         let end = self.run(at, |class| class == Class::Space);
         match self.text.as_bytes()[at..end].iter().rposition(|byte| matches!(byte, b'\r' | b'\n')) {
@@ -246,7 +247,8 @@ impl<'t> Text<'t> {
     fn number(self, from: usize, each: &mut impl FnMut(&'t str)) -> usize {
         let (mut from, mut at) = (from, from);
         loop {
-            // Cut at each digit that has two or five or eight … behind it; signs like ½ stay with what is before them.
+            // A cut at each digit that is followed by two, five, eight … digits; signs like ½ stay with the characters
+            // before them.
             let end = self.run(at, |class| class == Class::Digit);
             let mut left = self.text[at..end].chars().count();
             for c in self.text[at..end].chars() {
@@ -279,7 +281,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Texts of all that patterns tell apart, and of all else.
+    /// Texts of everything that the patterns distinguish, and of other characters.
     pub fn texts() -> impl Strategy<Value = String> {
         let words = prop::sample::select(vec![
             "let x = foo(&self.bar)?; // it's",
@@ -347,7 +349,7 @@ pub(super) mod tests {
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
     }
 
-    /// What files say, and the split that it is.
+    /// Pre-tokenizers as in files, and the split that each means.
     pub fn known() -> [(Value, Split); 6] {
         [
             (byte_level(true), Split::Gpt2),
@@ -396,11 +398,12 @@ pub(super) mod tests {
 
     #[test]
     fn the_core_has_the_classes_of_every_character() {
-        // What one version of Unicode does not know another may: the language's tables are newer than the engine's.
+        // A character may be assigned in one version of Unicode only: the language's tables are newer than the
+        // engine's.
         let parsed = regex_syntax::parse(r"\P{Cn}").unwrap();
         let HirKind::Class(Class::Unicode(assigned)) = parsed.kind() else { panic!("a class of characters") };
         for c in assigned.ranges().iter().flat_map(|range| range.start()..=range.end()) {
-            // Which class it is shows in what it is joined with.
+            // The characters that it is joined with show its class.
             for joined in ["a", "1", " ", "-"] {
                 let text = format!("{joined}{c}");
                 assert_eq!(Cut::Gpt2.pieces(&text).count(), pieces(Split::Gpt2, &text).len(), "{c:?} {}", c as u32);

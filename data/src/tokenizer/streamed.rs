@@ -1,28 +1,28 @@
-//! The text of ids that come one by one.
+//! Decodes ids that arrive one by one.
 
 use super::Tokenizer;
 
-/// Ids whose text is made again when the next one comes: what a token's text is depends on those before it.
+/// Ids that are decoded again with each new id: a token's text depends on the tokens before it.
 const KEPT: usize = 16;
 
-/// Shows text as soon as it is certain. A character whose bytes are spread over several tokens waits for its last one;
-/// where bytes in a row are a text only together ([`Tokenizer::unsettled`]), all of them wait for what follows.
+/// Returns text as soon as it is certain. A character with bytes in several tokens waits for its last token; where
+/// bytes in a row have a text only together ([`Tokenizer::unsettled`]), all of them wait for the token after them.
 pub struct Streamed<'a> {
     tokenizer: &'a dyn Tokenizer,
     window: Vec<u32>,
-    /// Bytes of the window's text that were shown.
+    /// Bytes of the window's text that were already returned.
     shown: usize,
 }
 
 impl<'a> Streamed<'a> {
-    /// Nothing yet.
+    /// A decoder without any ids yet.
     pub fn new(tokenizer: &'a dyn Tokenizer) -> Streamed<'a> {
         Streamed { tokenizer, window: Vec::with_capacity(2 * KEPT), shown: 0 }
     }
 
-    /// What `id` adds.
+    /// The text that `id` adds.
     pub fn push(&mut self, id: u32) -> String {
-        // A window full of such ids would say nothing of what stands before the next word.
+        // If such ids filled the window, it would lack the context of the next word.
         if self.tokenizer.silent(id) {
             return String::new();
         }
@@ -39,12 +39,12 @@ impl<'a> Streamed<'a> {
         more
     }
 
-    /// What was held back.
+    /// The rest of the text, which was waiting.
     pub fn finish(mut self) -> String {
         self.rest(false)
     }
 
-    /// The text that was not shown yet, up to where it is `certain`.
+    /// The text that was not returned yet, only up to where it is certain if `certain`.
     fn rest(&mut self, certain: bool) -> String {
         let text = self.tokenizer.decode(&self.window);
         let whole = text.strip_suffix(char::REPLACEMENT_CHARACTER).filter(|_| certain).unwrap_or(&text);

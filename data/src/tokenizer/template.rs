@@ -1,17 +1,17 @@
-//! How a model's conversations become text: templates in Jinja, kept for other programs.
+//! The Jinja templates that write a model's conversations as text, stored for other programs.
 
 use serde_json::Value;
 
 use super::{TEMPLATE_FILE_NAME, Tokenizer};
 
-/// The longest one that is believed, in bytes.
+/// The longest template that is accepted, in bytes.
 pub const LONGEST: usize = 1 << 20;
 
-/// A template, and its name where it is not the usual one.
+/// A template, and its name where it is not the default template.
 pub type Template = (Option<String>, String);
 
-/// Those that came with a tokenizer, the usual one first: `chat_template.jinja`, or a key of `tokenizer_config.json`, which
-/// is one template or a list with names.
+/// The templates of a tokenizer, the default one first: `chat_template.jinja`, or a key of `tokenizer_config.json`,
+/// which is one template or a list with names.
 pub fn of(tokenizer: &dyn Tokenizer) -> Vec<Template> {
     let beside = tokenizer.beside();
     if let Some((_, text)) = beside.iter().find(|(name, _)| *name == TEMPLATE_FILE_NAME) {

@@ -1,12 +1,12 @@
-//! Trains byte-level BPE: the most frequent pair of neighbours becomes a token, again and again (Sennrich, Haddow and
-//! Birch, 2016). Pairs of equal frequency go by their ids, so the same documents always give the same merges.
+//! Trains byte-level BPE: the most frequent pair of adjacent tokens becomes a token, repeatedly (Sennrich, Haddow and
+//! Birch, 2016). Pairs of equal frequency are ordered by their ids, so the same documents always give the same merges.
 //!
-//! The trainer of the `tokenizers` library gives the same merges, but takes twice the time and four times the memory: on
-//! 20 MB of documentation, for 30,000 ids, 6.8 s and 48 MB, where this takes 3.0 s and 11 MB. Its memory has no bound, and
-//! its order of two merges that make one token is not defined.
+//! The trainer of the `tokenizers` library gives the same merges, but takes twice the time and four times the memory:
+//! on 20 MB of documentation, for 30,000 ids, 6.8 s and 48 MB, where this module takes 3.0 s and 11 MB. The library's
+//! memory is unbounded, and its order of two merges that make the same token is undefined.
 //!
-//! The places of each pair are kept in a list, so that a merge costs time by the number of its places, however long the
-//! words around them are. All storage is bounded: [`training_bytes`].
+//! The occurrences of each pair form a linked list, so the time of a merge depends on the number of its occurrences,
+//! however long the words around them are. All storage is bounded: [`training_bytes`].
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -14,61 +14,62 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use super::byte;
 use super::sample::{MOST_PIECES, MOST_TEXT, Sample};
 
-/// The most bytes a token stands for.
+/// The most bytes of a token.
 pub const LONGEST_TOKEN: usize = 256;
 
-/// A pair that occurs less often is not worth a token.
+/// A pair that occurs less often never becomes a token.
 const LEAST_COUNT: u32 = 2;
 
-/// The most different pairs that are kept from merge to merge. Beyond it the rarest are forgotten.
+/// The most distinct pairs that are stored between merges. Beyond this number the rarest are dropped.
 const MOST_PAIRS: usize = 400_000;
 
-/// No token: what belongs to no piece. No place: the end of a list.
+/// No token, at bytes that belong to no piece; or no position, at the end of a list.
 const NONE: u32 = u32::MAX;
 
-/// A place that is in no list.
+/// A position that is in no list.
 const UNLISTED: Neighbours = Neighbours { before: NONE - 1, after: NONE };
 
-/// Bytes that training needs at most, whatever it is trained on, for a vocabulary of `cap` ids. The document that is
-/// being read comes on top.
+/// Most bytes that training takes for a vocabulary of `cap` ids, for any text, in addition to the document that is
+/// being read.
 pub fn training_bytes(cap: u32) -> u64 {
     let sample = MOST_TEXT + MOST_PIECES * (2 * 8 + 3 * 4);
     let places = MOST_TEXT * (size_of::<u32>() + size_of::<Neighbours>());
-    // The places of one merge.
+    // The positions of one merge.
     let sorted = MOST_TEXT * size_of::<u32>();
-    // A table is at most half empty, and for a time stands beside the one that it grew out of.
+    // A table is at most half empty, and during growth exists next to its smaller predecessor.
     let table = |entries: usize, entry: usize| 3 * (entries * 8 / 7).next_power_of_two() * (entry + 1) / 2;
-    // What is kept, and what one merge makes: at most two pairs with each token.
+    // The stored pairs, and the pairs that one merge makes: at most two for each token.
     let pairs = table(MOST_PAIRS + 2 * cap as usize, size_of::<(Pair, Seen)>());
     let made = table(2 * cap as usize, size_of::<Pair>());
     let queue = 3 * MOST_QUEUED * size_of::<Queued>();
-    // Of each token its bytes, beside those of the tokenizer that is made of it, and its merge.
+    // For each token its bytes, both here and in the tokenizer that is made of it, and its merge.
     let token = 2 * LONGEST_TOKEN + 160;
     (sample + places + sorted + pairs + made + queue) as u64 + u64::from(cap) * token as u64
 }
 
 /// The merges, as pairs of ids in the order of their ranks, that bring the vocabulary to at most `cap` ids. A merge
-/// whose bytes are a token already gets that token's id and no new one; every other the next id after the bytes'.
+/// that gives the bytes of an existing token gets that token's id and no new one; every other merge gets the next id
+/// after the bytes' ids.
 pub fn train(sample: &Sample, cap: u32) -> Vec<[u32; 2]> {
     Trainer::new(sample).run(cap)
 }
 
 type Pair = (u32, u32);
 
-/// A pair that waits, with its count at that time: the most frequent first, then the lowest ids.
+/// A queued pair with its count when it was queued: the most frequent first, then the lowest ids.
 type Queued = (u32, Reverse<Pair>);
 
-/// The most pairs that wait before the queue is made anew: twice those that are kept, and what a merge makes.
+/// The most pairs in the queue before it is rebuilt: twice the stored pairs, and the pairs that one merge makes.
 const MOST_QUEUED: usize = 2 * MOST_PAIRS + (1 << 17);
 
-/// What is known of a pair that occurs.
+/// Properties of a pair that occurs.
 struct Seen {
     count: u32,
-    /// The first place of its list.
+    /// The first position of its list.
     first: u32,
 }
 
-/// The neighbours of a place in the list of a pair.
+/// The neighbours of a position in the list of a pair.
 #[derive(Clone, Copy, PartialEq)]
 struct Neighbours {
     before: u32,
@@ -77,16 +78,17 @@ struct Neighbours {
 
 struct Trainer<'s> {
     sample: &'s Sample,
-    /// The token of each place, at its first and at its last byte; [`NONE`] behind each piece. `[text]`
+    /// The token at each position, stored at the token's first and at its last byte; [`NONE`] after each piece.
+    /// `[text]`
     ids: Vec<u32>,
-    /// Of each place that begins a pair, its neighbours in that pair's list. `[text]`
+    /// For each position where a pair begins, its neighbours in that pair's list. `[text]`
     lists: Vec<Neighbours>,
     pairs: HashMap<Pair, Seen>,
-    /// Counts may be too high: they are corrected when they come up.
+    /// The counts in the queue may be too high: they are corrected when the pair is taken out.
     queue: BinaryHeap<Queued>,
-    /// Pairs that occur less often are forgotten.
+    /// Pairs that occur less often than this are dropped.
     least: u32,
-    /// Bytes of each token from the first byte's id on.
+    /// Number of bytes of each token, from the first byte's id on.
     lengths: Vec<u32>,
     known: HashMap<Box<[u8]>, u32>,
 }
@@ -141,7 +143,7 @@ impl<'s> Trainer<'s> {
         merges
     }
 
-    /// The id of the token of these bytes: the next one if there is none.
+    /// The id of the token with these bytes; a new id if there is no such token.
     fn id(&mut self, bytes: &[u8]) -> u32 {
         if let Some(&id) = self.known.get(bytes) {
             return id;
@@ -156,12 +158,12 @@ impl<'s> Trainer<'s> {
         self.lengths[(id - byte::FIRST_BYTE) as usize] as usize
     }
 
-    /// Joins `pair` wherever it occurs, from the left, and queues the pairs that this made.
+    /// Joins `pair` at all its occurrences, from the left, and queues the pairs that result.
     fn merge(&mut self, pair: Pair, id: u32) {
         let mut made: HashSet<Pair> = HashSet::new();
         for at in self.places(pair) {
             let at = at as usize;
-            // A place before it may have taken what begins here.
+            // The previous occurrence may overlap this one and have consumed it.
             if self.lists[at] == UNLISTED {
                 continue;
             }
@@ -192,7 +194,7 @@ impl<'s> Trainer<'s> {
         }
     }
 
-    /// Queues every pair that is frequent enough, once.
+    /// Queues every sufficiently frequent pair once.
     fn queue_all(&mut self) {
         let mut queue = std::mem::take(&mut self.queue).into_vec();
         queue.clear();
@@ -201,7 +203,7 @@ impl<'s> Trainer<'s> {
         self.queue = queue.into();
     }
 
-    /// Forgets the rarest pairs if there are too many.
+    /// Drops the rarest pairs if there are too many.
     fn forget(&mut self) {
         if self.pairs.len() <= MOST_PAIRS {
             return;
@@ -218,21 +220,21 @@ impl<'s> Trainer<'s> {
         }
     }
 
-    /// The places of a pair, from the left.
+    /// The positions of a pair, from the left.
     fn places(&self, pair: Pair) -> Vec<u32> {
         let first = self.pairs[&pair].first;
         let list = || {
             let after = |&at: &u32| Some(self.lists[at as usize].after).filter(|&at| at != NONE);
             std::iter::successors(Some(first), after)
         };
-        // A vector that grows would for a time stand beside the one that it grew out of.
+        // A growing vector would for a time exist next to its smaller predecessor.
         let mut places = Vec::with_capacity(list().count());
         places.extend(list());
         places.sort_unstable();
         places
     }
 
-    /// Puts a place, whose piece occurs `count` times, at the head of a pair's list.
+    /// Puts a position at the head of a pair's list; `count` is how often its piece occurs.
     fn list(&mut self, at: usize, pair: Pair, count: u32) {
         let seen = self.pairs.entry(pair).or_insert(Seen { count: 0, first: NONE });
         self.lists[at] = Neighbours { before: NONE, after: seen.first };
@@ -243,7 +245,7 @@ impl<'s> Trainer<'s> {
         seen.count += count;
     }
 
-    /// Takes a place out of its pair's list, if the pair was not forgotten.
+    /// Removes a position from its pair's list, unless the pair was dropped.
     fn unlist(&mut self, at: usize, pair: Pair, count: u32) {
         let Neighbours { before, after } = std::mem::replace(&mut self.lists[at], UNLISTED);
         if (Neighbours { before, after }) == UNLISTED {
@@ -274,7 +276,7 @@ mod tests {
     use super::super::sample::tests::sample;
     use super::*;
 
-    /// The definition, counted anew for every merge.
+    /// The definition: all pairs are counted again for every merge.
     fn by_definition(sample: &Sample, cap: u32) -> Vec<[u32; 2]> {
         let id = |byte: &u8| 4 + u32::from(*byte);
         let mut words: Vec<(Vec<u32>, u32)> =
@@ -322,8 +324,8 @@ mod tests {
     #[test]
     fn merges_follow_frequency_then_ids() {
         let [space, a, b, c, d, e] = [b' ', b'a', b'b', b'c', b'd', b'e'].map(|b| 4 + u32::from(b));
-        // By hand: "ab" 5 times, " c" 4; then " ab", "abab", " cd" and " ce" twice each, by their ids, but " ab" breaks
-        // up one of the "abab". What is left occurs once.
+        // By hand: "ab" occurs 5 times, " c" 4 times; then " ab", "abab", " cd" and " ce" twice each, ordered by their
+        // ids, but " ab" breaks up one "abab". All remaining pairs occur once.
         let expected = [[a, b], [space, c], [space, 260], [261, d], [261, e]];
         assert_eq!(train(&sample(&["abab abab cd ce cd ce ab"], 1000), 300), expected);
     }
@@ -341,8 +343,8 @@ mod tests {
         assert_eq!(train(&sample(&[&text], usize::MAX), 9999).len(), 8);
     }
 
-    /// Words of 64 KiB of many different letters: each merge has few places, in nearly every word. Walking the words for
-    /// each merge takes many times as long.
+    /// Words of 64 KiB of many different letters: each merge has few occurrences, in nearly every word. A walk over the
+    /// words for each merge would take many times as long.
     #[test]
     fn long_words_take_no_longer() {
         let random = Random::new(3, stream("letters"));

@@ -13,11 +13,11 @@ use super::load::FIRST_VERSION;
 use super::own_file::{self, Mark, write_words};
 use super::{EncodeError, Tables, Tokenizer, TokenizerError};
 
-/// The largest cap: what is counted to find it fills 600 MiB.
+/// The largest cap: the counters for it fill 600 MiB.
 pub const MOST_WORDS: u32 = 1 << 22;
 
-/// The capped vocabulary as a tokenizer. `<unk>` stands for every word outside. The text of a special token is that
-/// token. White space is not kept: decoding puts one space between words.
+/// The capped vocabulary as a tokenizer. `<unk>` stands for every other word. The text of a special token is encoded as
+/// that token. White space is not preserved: decoding puts one space between words.
 #[derive(Debug, Clone)]
 pub struct WordTokenizer {
     lower_case: bool,
@@ -30,22 +30,23 @@ pub struct WordTokenizer {
 /// How much of the documents a vocabulary covers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Coverage {
-    /// All words of the documents.
+    /// Number of words in the documents.
     pub words: u64,
-    /// Those of them that the vocabulary holds: exactly where `error_bound` is 0, at least otherwise.
+    /// Number of words that the vocabulary contains: exact where `error_bound` is 0, otherwise a lower bound.
     pub covered: u64,
-    /// Distinct words, specials and words over 64 bytes not counted; unknown where they exceeded what is counted.
+    /// Number of distinct words, without specials and words over 64 bytes; `None` if there are more than can be
+    /// counted.
     pub distinct: Option<u64>,
-    /// Words over 64 bytes, all `<unk>`.
+    /// Number of words over 64 bytes, which all become `<unk>`.
     pub overlong: u64,
-    /// A word that was not counted occurred at most this often; counts are too high by at most this much.
+    /// A word without a counter occurred at most this often; counts are too high by at most this number.
     pub error_bound: u64,
     /// How often the words from id 4 on occurred. `[vocab_size - 4]`
     pub counts: Vec<u64>,
 }
 
 impl Coverage {
-    /// Share of the words that the vocabulary holds, 0 to 1.
+    /// Share of the words that the vocabulary contains, 0 to 1.
     pub fn share(&self) -> f64 {
         self.covered as f64 / self.words.max(1) as f64
     }
@@ -76,19 +77,21 @@ struct Loaded {
 }
 
 impl WordTokenizer {
-    /// Distinct words that are counted exactly to find a vocabulary of `cap` ids; the same whatever the corpus's size.
+    /// Number of distinct words with an exact count when a vocabulary of `cap` ids is built; independent of the
+    /// corpus's size.
     pub fn counted(cap: u32) -> usize {
         cap.saturating_mul(4).clamp(1 << 18, MOST_WORDS) as usize
     }
 
-    /// Bytes that [`WordTokenizer::build`] allocates for counting, whatever the corpus's size. Freed when it returns.
+    /// Bytes that [`WordTokenizer::build`] allocates for counting, independent of the corpus's size. They are freed
+    /// when it returns.
     pub fn counting_bytes(cap: u32) -> u64 {
         let capacity = Self::counted(cap);
         (capacity * (size_of::<Slot>() + WORD_BYTES) + index_len(capacity) * size_of::<u32>()) as u64
     }
 
-    /// Bytes that [`WordTokenizer::build`] needs in all: beside counting the vocabulary, as it is written and as it is
-    /// read, with its line ends and its index.
+    /// Bytes that [`WordTokenizer::build`] takes in all: for counting, and for the vocabulary as it is written and as
+    /// it is read, with its line ends and its index.
     pub fn building_bytes(cap: u32) -> u64 {
         let words =
             cap as usize * (2 * (WORD_BYTES + 1) + 3 * size_of::<u32>()) + index_len(cap as usize) * size_of::<u32>();
@@ -152,7 +155,7 @@ impl WordTokenizer {
         Ok(Self { lower_case, text, ends, index })
     }
 
-    /// The tokenizer of a file that we wrote, which has the mark `mark`.
+    /// The tokenizer of a file that this program wrote; `mark` is the file's mark.
     pub(super) fn parse(content: &str, mark: &Mark) -> Result<Self, Refusal> {
         let lower_case = mark.lower_case.ok_or_else(|| Refusal::damaged("missing field `lower_case`"))?;
         Self::of_words(&own_file::read(content)?.0, lower_case)
@@ -166,7 +169,7 @@ impl WordTokenizer {
 
     fn of_words(words: &[String], lower_case: bool) -> Result<Self, Refusal> {
         let text: String = words.iter().flat_map(|word| [word, "\n"]).collect();
-        // A line end inside a word would shift the ids behind it.
+        // A line end inside a word would shift the ids after it.
         if CappedVocabulary::words_in(&text) != words.len() {
             return Err(Refusal::damaged("a word holds a line end"));
         }
@@ -297,7 +300,7 @@ mod tests {
         let texts = ["a a a b b c", "d e f"];
         let mut documents = texts.iter().map(|text| Ok((*text).to_owned()));
         let (tokenizer, coverage) = WordTokenizer::count(3, 7, false, &mut documents).unwrap();
-        // By hand: d, e, f take c (1), b (2), d (2) in turn; e and f end with 3, of which 1 is sure.
+        // By hand: d, e, f replace c (1), b (2), d (2) in turn; e and f end with 3, of which 1 is certain.
         assert_eq!(tokenizer.decode(&[4, 5, 6]), "a e f");
         assert_eq!((coverage.distinct, coverage.error_bound, coverage.covered), (None, 3, 5));
         assert_eq!(coverage.counts, [3, 3, 3]);

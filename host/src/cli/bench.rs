@@ -44,7 +44,7 @@ pub struct Bench {
 impl Bench {
     pub(super) fn run(self) -> Result<(), Failure> {
         let written = self.flags.written()?;
-        // --steps is how many are timed: the median of them counts.
+        // --steps is the number of timed steps: their median is the result.
         let timed = written.steps.unwrap_or(10);
         if timed.max(self.warm) > MOST_STEPS {
             return Err(request(format!(
@@ -127,14 +127,14 @@ impl Bench {
     }
 }
 
-/// What the driver reports in use on the GPU, and whose it is.
+/// Memory in use on the GPU according to the driver, and its users.
 #[derive(Debug, Clone, serde::Serialize)]
 struct GpuMemory {
-    /// In use, by whomever.
+    /// Bytes in use by any process.
     used_bytes: u64,
-    /// Outside the arena, by name, as measured when all was loaded.
+    /// Bytes outside the arena, by name, measured when everything was loaded.
     outside: Vec<(&'static str, u64)>,
-    /// In use, less the arena and the lines above.
+    /// Bytes in use minus the arena and the lines above.
     unexplained_bytes: i64,
 }
 

@@ -1,4 +1,5 @@
-//! `host suggest --calibrate`: short runs of the best candidates on the text itself, the better half of them for longer.
+//! `host suggest --calibrate`: short runs of the best candidates on the text itself, with longer runs for the better
+//! half of them.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,17 +17,18 @@ use crate::suggest::law::Course;
 use crate::suggest::{Candidate, FEWEST, Means, Recipe, Shape};
 use capful_base::words::{counted, duration, grouped};
 
-/// Seconds that a short run takes beside its steps, on a CPU and on a GPU, where several share it.
+/// Seconds of a short run in addition to its steps, on a CPU and on a GPU that several runs share.
 const BESIDE: [f64; 2] = [1.5, 4.0];
-/// The part of its seconds that a run has steps for: a machine that becomes slower is to end it too.
+/// The share of a run's seconds that is planned for its steps: a run should end in time even if the machine becomes
+/// slower.
 const SHARE: f64 = 0.9;
-/// A machine may become much slower: after so many times the span what is under way is given up.
+/// A machine may become much slower: after this many times the span, running processes are abandoned.
 const LATE: f64 = 2.0;
-/// Runs that share a GPU: while one starts, others train.
+/// Number of runs that share a GPU: while one starts, others train.
 const SIDE_BY_SIDE: u64 = 3;
-/// How often the processes are looked at.
+/// How often the processes are checked.
 const TURN: Duration = Duration::from_millis(20);
-/// How long a run may take to save and end.
+/// How long a run may take to save and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A short run that ended.
@@ -42,14 +44,14 @@ impl Run {
     }
 }
 
-/// Puts `candidates` in their order by runs of `span` seconds in all, and gives how many there were.
+/// Sorts `candidates` by the results of runs of `span` seconds in all; returns the number of runs.
 pub(super) fn calibrate(candidates: &mut [Candidate], means: &Means<'_>, span: f64) -> Result<usize, Failure> {
     let gpu = candidates.first().is_some_and(|best| best.config.device.starts_with("cuda"));
     let beside = BESIDE[usize::from(gpu)];
-    // The law says nothing of short runs by another recipe.
+    // The law does not cover short runs with another recipe.
     let by_law = |candidate: &&Candidate| candidate.shape.recipe == Recipe::Quick;
     let best: Vec<Candidate> = distinct(candidates).filter(by_law).cloned().collect();
-    // Of the first `n`, the slowest.
+    // The slowest of the first `n`.
     let least = |n: usize| {
         let slowest = best.iter().take(n).map(|candidate| candidate.step_seconds).fold(0.0, f64::max);
         beside + FEWEST * slowest / SHARE
@@ -70,12 +72,12 @@ pub(super) fn calibrate(candidates: &mut [Candidate], means: &Means<'_>, span: f
     let scored = best.first().map_or(0.0, |best| best.config.eval_tokens as f64 * best.tokens.bytes);
     let room = Room { dir: &dir, begun, until, stop: &stop, places, beside, scored };
     let done = climb(candidates, &all, best, &room, (means.seconds, span));
-    // What they wrote is of no use to anyone.
+    // The files of the runs are useless afterwards.
     drop(std::fs::remove_dir_all(&dir));
     done
 }
 
-/// Goes through the rungs with the candidates that are left, and gives how many runs there were.
+/// Runs all rungs with the remaining candidates; returns the number of runs.
 fn climb(
     candidates: &mut [Candidate],
     rungs: &[Rung],
@@ -93,7 +95,7 @@ fn climb(
         tell!("calibrating on this text: {runs} of about {} each", duration(rung.seconds));
         done.extend(room.train(&chosen, number, *rung)?);
         learn(candidates, &done, seconds);
-        // In their new order, by the lengths that are best for them now.
+        // In their new order, with the lengths that are now the best for them.
         chosen = distinct(candidates).filter(|new| chosen.iter().any(|old| old.shape == new.shape)).cloned().collect();
     }
     match done.len() {
@@ -102,7 +104,7 @@ fn climb(
     }
 }
 
-/// Takes what the runs say of the text and of the candidates, and sorts these.
+/// Updates the text's parameters and the candidates from the runs, and sorts the candidates.
 fn learn(candidates: &mut [Candidate], done: &[Run], seconds: f64) {
     if done.is_empty() {
         return;
@@ -118,30 +120,30 @@ fn learn(candidates: &mut [Candidate], done: &[Run], seconds: f64) {
     candidates.sort_by(|a, b| a.bits.total_cmp(&b.bits));
 }
 
-/// Where the runs of a calibration are, and how long they may take.
+/// The directory and the limits of a calibration's runs.
 struct Room<'a> {
     dir: &'a Path,
     begun: Instant,
-    /// When what is under way is given up.
+    /// When running processes are abandoned.
     until: Instant,
     stop: &'a AtomicBool,
-    /// Runs at once.
+    /// Number of concurrent runs.
     places: u64,
-    /// Seconds of a run beside its steps.
+    /// Seconds of a run in addition to its steps.
     beside: f64,
-    /// Bytes of held-out text that runs are scored on: those that the first candidate's run itself is, about.
+    /// Bytes of held-out text that runs are scored on: about as many as in the final run of the first candidate.
     scored: f64,
 }
 
 impl Room<'_> {
-    /// Trains the candidates of a rung until all have ended or the time is over, and gives those that ended.
+    /// Trains the candidates of a rung until all have ended or the time is over; returns the finished runs.
     fn train(&self, chosen: &[Candidate], number: usize, rung: Rung) -> Result<Vec<Run>, Failure> {
         let mut runs = Vec::with_capacity(chosen.len());
         for candidate in chosen {
             let steps = (SHARE * (rung.seconds - self.beside) / candidate.step_seconds).max(1.0) as u64;
             let steps = steps.min(candidate.steps.max(1));
             let raw = RawConfig {
-                // The same bytes of held-out text, whatever their tokens.
+                // The same bytes of held-out text for all, whatever their number of tokens.
                 eval_tokens: Some((self.scored / candidate.tokens.bytes) as u64),
                 eval_every: Some(0),
                 baseline_tokens: Some(0),
@@ -153,7 +155,7 @@ impl Room<'_> {
             let planned = Planned::of(raw, &dir, self.dir).map_err(|ConfigError(e)| request(e))?;
             runs.push((dir, planned, steps));
         }
-        // Together they take no more than one may.
+        // Together they may take as much memory as a single run.
         let bytes = runs.iter().filter_map(|(_, planned, _)| planned.plan.budget_bytes).min().unwrap_or(u64::MAX);
         let mut schedule = Schedule::new([bytes, self.places]);
         for (job, (_, planned, _)) in runs.iter().enumerate() {
@@ -190,7 +192,7 @@ impl Room<'_> {
         }
     }
 
-    /// What came of a run that ended well.
+    /// The result of a run that ended successfully.
     fn ended(&self, candidate: &Candidate, dir: &Path, steps: u64) -> Result<Run, Failure> {
         let last = metrics::last_evaluation(dir, u64::MAX).map_err(work)?;
         let bits = last.and_then(|evaluation| evaluation.val_bits_per_byte).ok_or_else(|| {
@@ -202,7 +204,7 @@ impl Room<'_> {
     }
 }
 
-/// Ends what is under way, and waits until it has saved and gone: the memory that it has is to be free then.
+/// Ends the running processes, and waits until they have saved and ended: their memory must be free afterwards.
 fn leave(mut children: Vec<(usize, Child)>) -> Result<(), Failure> {
     let until = Instant::now() + PATIENCE;
     children.iter_mut().for_each(|(_, child)| child.interrupt());

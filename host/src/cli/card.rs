@@ -1,4 +1,4 @@
-//! What a run knows of its model, for a model card.
+//! The information about a run's model for a model card.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,8 @@ use crate::run::checkpoint::{TrainerState, Weights};
 use crate::run::history::{Change, History};
 use crate::run::metrics::{self, EvalMetrics};
 
-/// That of the run in `dir`, whose checkpoint says `state` where it was trained here: of these `weights`.
+/// The information about the run in `dir`, whose checkpoint has `state` if it was trained by this program, with these
+/// `weights`.
 pub(super) fn of_run(
     dir: &Path,
     config: &Config,
@@ -50,7 +51,7 @@ pub(super) fn of_run(
     })
 }
 
-/// How the model of step `step` is trained again, where one run does that.
+/// The command that trains the model of step `step` again, if a single run can do that.
 fn recipe(config: &Config, step: Option<u64>, history: &History) -> Result<Recipe, Failure> {
     let Some(step) = step else {
         return Ok(Recipe::None("it was not trained with capful, and how it was is not known here".to_owned()));
@@ -70,7 +71,7 @@ fn recipe(config: &Config, step: Option<u64>, history: &History) -> Result<Recip
     }
     if config.init_from.is_some() {
         notes.push("It begins from the model in the directory that `init_from` names.".to_owned());
-        // What the model is comes with it; only its context may be shorter.
+        // The description comes with the model that the weights are from; only the context may be shorter.
         let context = written.model.remove("context").map(|context| ("context".to_owned(), context));
         written = RawConfig { preset: None, tokenizer: None, model: context.into_iter().collect(), ..written };
     }

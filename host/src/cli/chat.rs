@@ -105,14 +105,14 @@ fn begun(config: &Config, seed: u64, until: &Until) -> Conversation {
     Conversation::new(config.context(), config.vocab_size(), seed, until.clone())
 }
 
-/// The most bytes of a line: more than what most contexts hold.
+/// The most bytes of a line: more than most contexts can hold.
 const LONGEST: u64 = 64 << 10;
 
 /// The most bytes of a file with a conversation.
 const MOST_SAVED: u64 = 64 << 20;
 
-/// The next line without its end; none behind the last. Of a longer one than [`LONGEST`] the rest is passed over, and
-/// bytes that are no UTF-8 are replaced.
+/// The next line without its end; `None` after the last line. The part of a line beyond [`LONGEST`] is skipped, and
+/// bytes that are not UTF-8 are replaced.
 fn next_line(input: &mut dyn BufRead) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     if io::Read::take(&mut *input, LONGEST).read_until(b'\n', &mut bytes)? == 0 {
@@ -126,17 +126,17 @@ fn next_line(input: &mut dyn BufRead) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&bytes).trim_end_matches('\r').to_owned()))
 }
 
-/// How what was said becomes what a model sees that has learnt to answer.
+/// Converts turns to the input of a model that has learnt to answer.
 struct Chatting {
     template: ChatTemplate,
     system: Option<String>,
-    /// So many of the first turns the context does not hold.
+    /// Number of the first turns that no longer fit in the context.
     forgotten: usize,
 }
 
 impl Chatting {
-    /// The ids of the turns that the context holds with `line` behind them, and how many turns it no longer holds: with room
-    /// for an answer of `most` tokens, or for a quarter of the context.
+    /// The ids of the turns that fit in the context, followed by `line`, and the number of turns that no longer fit:
+    /// there must be room for an answer of `most` tokens, or of a quarter of the context.
     fn ids(
         &mut self,
         tokenizer: &dyn Tokenizer,
@@ -159,7 +159,7 @@ impl Chatting {
     }
 }
 
-/// A conversation with a model, and everything that was said in it.
+/// A conversation with a model, including all of its turns.
 struct Talk {
     config: Config,
     trained: Trained,
@@ -167,18 +167,18 @@ struct Talk {
     /// Where answers end.
     until: Until,
     conversation: Conversation,
-    /// Nothing where the model sees lines as they are.
+    /// `None` if the model receives lines unchanged.
     chat: Option<Chatting>,
     turns: Vec<Turn>,
     /// Tokens of the last answer and its seconds.
     speed: Option<(usize, f64)>,
 }
 
-/// What a person is told who asked for what cannot be.
+/// The result of a chat command; the error is a message for the user.
 type Told = Result<(), String>;
 
 impl Talk {
-    /// Goes on behind `line` and shows how, as it comes.
+    /// Continues after `line` and shows the answer as it is generated.
     fn answer(&mut self, line: &str) -> Result<Told, Failure> {
         let (context, tokenizer) = (self.config.context() as usize, self.trained.tokenizer.as_ref());
         let most = self.settings.max_tokens as usize;
@@ -231,7 +231,7 @@ impl Talk {
         self.chat.iter_mut().for_each(|chat| chat.forgotten = 0);
     }
 
-    /// Sets the parameter that `words` names, or shows all there is to know.
+    /// Sets the parameter that `words` names, or shows all parameters.
     fn params(&mut self, words: &str) -> Told {
         let words: Vec<_> = words.split_whitespace().collect();
         match words[..] {
@@ -260,7 +260,7 @@ impl Talk {
         tell!("memory: {} in the arena, {resident} resident", human_bytes(self.trained.session.device.arena_bytes()));
     }
 
-    /// Writes the conversation to a file, whole or not at all. Of files that are there only saved conversations are
+    /// Writes the conversation to a file, completely or not at all. Of existing files, only saved conversations are
     /// replaced.
     fn save(&self, path: &str) -> Told {
         if path.is_empty() {
@@ -284,7 +284,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Goes on with the conversation that a file holds. The one before stays where that is none.
+    /// Continues with the conversation in a file. The current one stays if the file is invalid.
     fn load(&mut self, path: &str) -> Told {
         if path.is_empty() {
             return Err("/load FILE".to_owned());
@@ -307,7 +307,7 @@ impl Talk {
     }
 }
 
-/// The turns that a file holds.
+/// The turns in a file.
 fn turns(file: &Path) -> Result<Vec<Turn>, String> {
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
     let length = fs::metadata(file).map_err(|e| named(&e))?.len();

@@ -71,7 +71,7 @@ impl Data {
         };
         let options = SourceOptions { template, ..self.reading.options() };
         for source in &self.sources {
-            // What is wrong with one is said when all are opened.
+            // Errors of one source are reported when all are opened.
             describe(source, &options, None).ok().flatten().iter().for_each(|line| tell!("{line}"));
         }
         let open = || Files::open_all(&self.sources, &options);
@@ -122,7 +122,7 @@ impl Data {
         }
     }
 
-    /// The tokenizer that a file holds, where one is named.
+    /// The tokenizer in a file, if one is named.
     fn named(&self) -> Result<Option<Arc<dyn Tokenizer>>, Failure> {
         if matches!(self.tokenizer.as_str(), "word" | "byte" | "bpe") {
             return Ok(None);
@@ -162,7 +162,7 @@ impl Data {
         shards.each_document(|_, tokens, _| lengths.add(tokens)).map_err(work)?;
         let (same, copied) = shards.copies().map_err(work)?;
         let bytes_a_token = manifest.bytes as f64 / manifest.tokens as f64;
-        // Nothing is known of what an earlier attempt has read, or of sets that were there.
+        // There are no counts for documents read by an earlier attempt, or for sets that existed before.
         let found = Some(copies).filter(|copies| copies.whole && copies.documents > 0);
         if self.json {
             let line = json!({

@@ -42,9 +42,9 @@ pub struct Eval {
     documents: bool,
 }
 
-/// What is scored.
+/// The documents to score.
 enum Scored {
-    /// All of a source.
+    /// All documents of a source.
     Whole(Box<Whole>),
     /// Some documents of it.
     Sample(Validation, Option<Overlap>),
@@ -53,16 +53,16 @@ enum Scored {
 /// A document's number, nats and tokens.
 type Line = (u64, f64, usize);
 
-/// What was found.
+/// The result of an evaluation.
 struct Found {
     score: Score,
-    /// Of each document, in the order of the source.
+    /// The line of each document, in the order of the source.
     lines: Vec<Line>,
     floor: Option<f64>,
     overlap: Option<Overlap>,
-    /// The share of words that the tokenizer does not know.
+    /// The share of words that are unknown to the tokenizer.
     unknown: Option<f64>,
-    /// What was scored, for people.
+    /// A description of what was scored, for people.
     about: String,
 }
 
@@ -76,7 +76,7 @@ impl Eval {
         let mut other = self.data.as_deref();
         let trained = from.join(checkpoint::STATE).exists();
         if let Some(named) = self.data.as_deref().map(absolute_source) {
-            // The run's own data, wherever it lies, is not another source: most of it was trained on.
+            // The run's own data, at any path, does not count as another source: most of it was trained on.
             let own = trained && moved::is_own(&mut config, &mut began, &named);
             if own && self.reading != OtherReading::default() {
                 return Err(request(format!(
@@ -171,7 +171,8 @@ impl Eval {
         Ok(())
     }
 
-    /// What there is to score, before a model is loaded: of the `other` source than the run's own, where there is one.
+    /// The documents to score, determined before a model is loaded: of the `other` source, if one other than the run's
+    /// own is named.
     fn chosen(&self, config: &Config, corpus: &Corpus, other: Option<&str>) -> Result<Scored, Failure> {
         if other.is_some()
             && self.eval_tokens.is_none()
@@ -228,7 +229,7 @@ impl Eval {
             Scored::Whole(mut whole) => {
                 let (mut sum, mut overlap) = (Score::default(), None);
                 while let Some(some) = whole.more().map_err(request)? {
-                    // To look for more in the training side takes a reading of it each time.
+                    // Searching for more documents in the training side would read it again each time.
                     if sum.documents == 0 && whole.is_done() {
                         overlap = corpus.overlap(&some.set).map_err(request)?;
                     }

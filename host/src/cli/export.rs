@@ -21,10 +21,10 @@ use crate::run::base::Base;
 use crate::run::checkpoint::{self, TrainerState};
 use crate::run::{self, directory, generation};
 
-/// Most bytes of a file of weights where nothing is asked for.
+/// The default for the most bytes of a file of weights.
 const SHARD: u64 = 5_000_000_000;
 
-/// Names of files, or of what they hold, with their bytes.
+/// Names of files, or of their contents, with their bytes.
 type Files = Vec<(String, u64)>;
 
 /// Which programs read the export.
@@ -79,12 +79,12 @@ pub struct Export {
     json: bool,
 }
 
-/// The types that a format has, by name.
+/// The names of a format's types.
 fn types<T: ValueEnum>() -> Vec<PossibleValue> {
     T::value_variants().iter().filter_map(ValueEnum::to_possible_value).collect()
 }
 
-/// Those of every format.
+/// The names of the types of all formats.
 fn types_of_weights() -> PossibleValuesParser {
     let mut all = types::<gguf::Weights>();
     let known = |all: &[PossibleValue], name: &str| all.iter().any(|value| value.get_name() == name);
@@ -115,7 +115,7 @@ impl Export {
             return self.firmware(start);
         }
         let config = directory::read_config(&self.dir)?;
-        // Adapters are merged into the weights: what is written has none.
+        // Adapters are merged into the weights: the output has no adapters.
         let family = Config { lora_rank: 0, ..config.clone() }.family();
         let (architecture, model) = Architecture::of(&family, &config.pattern())?;
         let stored = Stored::new(model);
@@ -164,7 +164,7 @@ impl Export {
         self.report(architecture, &files, start.elapsed().as_secs_f64(), &from)
     }
 
-    /// Refuses flags of the other format.
+    /// Refuses flags of other formats.
     fn require_used(&self) -> Result<(), Failure> {
         let given = [
             ("--dtype", self.dtype.is_some(), &[To::Hf][..], "hf"),
@@ -180,7 +180,7 @@ impl Export {
         }
     }
 
-    /// What `--weights` says, of the types that this format has.
+    /// The value of `--weights`, if it is one of this format's types.
     fn weights<T: ValueEnum>(&self, format: &str) -> Result<Option<T>, Failure> {
         let Some(name) = &self.weights else { return Ok(None) };
         T::from_str(name, false).map(Some).map_err(|_| {
@@ -189,7 +189,7 @@ impl Export {
         })
     }
 
-    /// The image of the run, whatever its parts: a chip runs what the core runs.
+    /// The image of the run, for any of the models: a chip runs everything that the core runs.
     fn firmware(&self, start: Instant) -> Result<(), Failure> {
         let weights = self.weights::<config::Weights>("firmware")?.and_then(config::Weights::integer);
         let of = (&*self.dir, checkpoint::Weights::averaged(self.averaged));

@@ -39,13 +39,13 @@ pub struct Generate {
     json: bool,
 }
 
-/// What a model goes on behind, and what is said of it in JSON.
+/// The input that a model continues, and its description in JSON.
 struct Prompt {
     ids: Vec<u32>,
     said: serde_json::Value,
 }
 
-/// The most bytes of a file with conversations.
+/// The most bytes of a file of conversations.
 const MOST_ASKED: u64 = 64 << 20;
 
 /// The conversations of a file, or of standard input.
@@ -117,7 +117,7 @@ impl Generate {
         Ok(Prompt { ids, said: json!({ "prompt": self.prompt }) })
     }
 
-    /// Goes on behind one prompt, and says how.
+    /// Continues one prompt, and returns how it ended.
     fn answer(
         &self,
         prompt: &Prompt,

@@ -48,7 +48,7 @@ pub struct Import {
     json: bool,
 }
 
-/// Tokens of a sequence that an imported model is scored with, where it has as many.
+/// Tokens of the sequences with which an imported model is scored, if it has that many positions.
 const SCORED: u32 = 1024;
 
 /// A number of positions.
@@ -84,11 +84,11 @@ impl Import {
         let stop = stop()?;
         let copied = import(&origin, &family, tokenizer, &written, claim.dir(), &stop).map_err(failure)?;
         let bytes = copied.bytes;
-        // The copy of the run, not the file that may go away.
+        // The run's copy, since the original file may disappear.
         let copy = absolute(&out.join(tokenizer::FILE_NAME).display().to_string());
         let own = Config { tokenizer: copy, ..config };
         let text = serde_json::to_string_pretty(&plan).map_err(work)?;
-        // The weights get their name last: without them the run is an import that can be begun again.
+        // The weights receive their final name last: without them the run is an import that can be started again.
         let said = (origin.generation(), &History::imported(&dir));
         directory::create_of(&out, &own, &text, tokenizer, said).map_err(work)?;
         copied.keep().inspect_err(|_| directory::discard(&out)).map_err(failure)?;
@@ -125,7 +125,7 @@ fn failure(error: CheckpointError) -> Failure {
         CheckpointError::Tensors(tensors) if tensors.is_interruption() => {
             Failure::Interrupted("interrupted; nothing is left of the import".to_owned())
         }
-        // No room is no wrong request.
+        // A full disk is not a wrong request.
         CheckpointError::Tensors(TensorFileError::Io { source, .. }) if disk::is_full(source) => work(error),
         CheckpointError::Io { .. } => work(error),
         _ => request(error),

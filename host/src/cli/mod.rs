@@ -1,4 +1,4 @@
-//! The commands, a file each.
+//! The commands, one file for each.
 
 mod bench;
 mod calibrate;
@@ -59,10 +59,10 @@ use crate::run::Session;
 use crate::run::directory::DirectoryError;
 use crate::run::origin;
 
-/// Why a command failed, by its exit status.
+/// Why a command failed; determines its exit status.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A failure while working: 1.
+    /// A failure during the work: 1.
     #[error("{0}")]
     Work(String),
     /// A wrong request: 2.
@@ -71,7 +71,7 @@ pub enum Failure {
     /// Interrupted after saving: 130.
     #[error("{0}")]
     Interrupted(String),
-    /// Rank 0 says why, with this status.
+    /// Rank 0 reports the reason, with this status.
     #[error("rank 0 says why")]
     Elsewhere(u8),
 }
@@ -87,7 +87,7 @@ impl Failure {
         }
     }
 
-    /// A failure of this status.
+    /// A failure with this exit status.
     fn of(status: u8, line: String) -> Failure {
         match status {
             2 => Failure::Request(line),
@@ -121,7 +121,7 @@ impl From<DeviceError> for Failure {
     }
 }
 
-/// Says what a GPU lacks and what that costs, a line each.
+/// Prints the warnings of a GPU about missing parts, one line each.
 fn say_warnings(session: &mut Session) {
     if let Some(gpu) = session.device.gpu() {
         gpu.warnings().iter().for_each(|warning| tell!("{}: {warning}", name::called()));
@@ -133,7 +133,7 @@ fn request(error: impl std::fmt::Display) -> Failure {
     Failure::Request(error.to_string())
 }
 
-/// A failure while working of any kind.
+/// A failure during the work, of any kind.
 fn work(error: impl std::fmt::Display) -> Failure {
     Failure::Work(error.to_string())
 }
@@ -211,12 +211,12 @@ impl RunFlags {
     }
 }
 
-/// Decides everything that was written, for the machine that it gives too, and says what the budget decided.
+/// Resolves all written settings, for the machine that is returned too, and reports what the budget determined.
 fn settle(written: RawConfig) -> Result<(Config, Machine), ConfigError> {
     settle_beside(written, 0)
 }
 
-/// The same beside a page of so many bytes that is served meanwhile.
+/// As [`settle`], next to a live page of `live` bytes.
 fn settle_beside(written: RawConfig, live: u64) -> Result<(Config, Machine), ConfigError> {
     let Settled { config, machine, lines } = origin::settle(written, live)?;
     for line in lines {
@@ -225,20 +225,20 @@ fn settle_beside(written: RawConfig, live: u64) -> Result<(Config, Machine), Con
     Ok((config, machine))
 }
 
-/// A flag that a signal raises; the second signal ends the program at once.
+/// A flag that a signal sets; the second signal ends the program at once.
 fn stop() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     raise(&stop)?;
     Ok(stop)
 }
 
-/// Lets a signal raise `stop`; the second one ends the program at once.
+/// Makes a signal set `stop`; the second one ends the program at once.
 fn raise(stop: &Arc<AtomicBool>) -> Result<(), Failure> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(stop)).map_err(work)?;
         signal_hook::flag::register(signal, Arc::clone(stop)).map_err(work)?;
     }
-    // A terminal that closes sends it, often twice: the second changes nothing.
+    // A closing terminal sends it, often twice: the second one has no effect.
     #[cfg(unix)]
     if !hangup_ignored() {
         signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(stop)).map_err(work)?;
@@ -246,7 +246,7 @@ fn raise(stop: &Arc<AtomicBool>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The command line, by the name that the user knows.
+/// The command line, under the name that the user called.
 fn command() -> clap::Command {
     let help = |arg: Arg| match arg.get_help().map(ToString::to_string) {
         Some(text) => arg.help(name::spelled(&text).into_owned()),
@@ -257,14 +257,15 @@ fn command() -> clap::Command {
     named.mut_subcommands(spelled)
 }
 
-/// Whether this program was told to survive its terminal, as by nohup. Where the system does not say, it is taken so.
+/// Whether this program was started to survive its terminal, as with nohup. If the system does not tell, the answer is
+/// yes.
 #[cfg(unix)]
 fn hangup_ignored() -> bool {
     let status = regular::read_to_string(Path::new("/proc/self/status")).unwrap_or_default();
     ignores(&status, signal_hook::consts::SIGHUP).unwrap_or(true)
 }
 
-/// Whether the process that `status` is of ignores a signal: the kernel's mask of them in hexadecimal digits.
+/// Whether the process with this `status` ignores a signal, according to the kernel's mask in hexadecimal digits.
 #[cfg(unix)]
 fn ignores(status: &str, signal: i32) -> Option<bool> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
@@ -272,8 +273,8 @@ fn ignores(status: &str, signal: i32) -> Option<bool> {
     Some(mask >> (signal - 1) & 1 == 1)
 }
 
-/// A reader of standard output that goes away ends a command quietly, as it does other programs; 141 is the shells'
-/// number for it.
+/// When the reader of standard output goes away, the command ends quietly, like other programs; 141 is the shells'
+/// status for this.
 fn end_with_the_reader() -> Result<(), Failure> {
     #[cfg(unix)]
     signal_hook::flag::register_conditional_shutdown(signal_hook::consts::SIGPIPE, 141, Arc::new(true.into()))
@@ -281,7 +282,8 @@ fn end_with_the_reader() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A command whose flags take what begins with a minus and a digit as their value, to say what is wrong with it.
+/// A command whose flags accept values that begin with a minus and a digit, so that the error message can be about the
+/// value.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let allow = |arg: Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
     command.mut_args(allow).mut_subcommands(with_negative_numbers)
@@ -296,7 +298,7 @@ fn parse() -> Result<Arguments, clap::Error> {
     Arguments::from_arg_matches(&with_negative_numbers(command()).try_get_matches()?)
 }
 
-/// Reads the command line, runs the command and gives its exit status.
+/// Reads the command line, runs the command and returns its exit status.
 pub fn main() -> ExitCode {
     let begun = Instant::now();
     if team::follows() {
@@ -306,7 +308,7 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(e) => {
             if !e.use_stderr() || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-                // Help and version: to standard output, and no failure, where they were asked for.
+                // Help and version: printed to standard output, and no failure, if they were requested.
                 return match e.print().and_then(|()| io::stdout().flush()) {
                     _ if e.use_stderr() => ExitCode::from(2),
                     Err(error) if error.kind() != io::ErrorKind::BrokenPipe => end(&lost(error)),
@@ -317,7 +319,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // Training goes on without a reader; it asks for this once it has saved.
+    // Training continues without a reader; it handles this case once it has saved.
     let trains = matches!(arguments.command, Command::Train(_) | Command::Sweep(_) | Command::Start(_));
     let ready = if trains { Ok(()) } else { end_with_the_reader() };
     let done = ready.and_then(|()| match arguments.command {
@@ -346,7 +348,7 @@ pub fn main() -> ExitCode {
     done.map_or_else(|failure| end(&failure), |()| ExitCode::SUCCESS)
 }
 
-/// Says why a command failed, and gives its exit status.
+/// Prints why a command failed, and returns its exit status.
 fn end(failure: &Failure) -> ExitCode {
     if !matches!(failure, Failure::Elsewhere(_)) {
         tell!("{}: {}", name::called(), shown(&failure.to_string()));

@@ -1,4 +1,4 @@
-//! The data of a run: opened, told of, and what it decides of the run's length.
+//! Opens the data of a run, reports it, and applies its effect on the run's length.
 
 use capful_base::human_bytes;
 use std::path::Path;
@@ -13,20 +13,21 @@ use crate::data::error::SourceError;
 use crate::data::shards::build::Event;
 use crate::data::snapshot::Began;
 
-/// What somebody decided, so that the data does not.
+/// Settings that the user made, so that the data does not determine them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Decided {
-    /// The steps of the warm-up.
+    /// Whether the user set the steps of the warm-up.
     pub warmup: bool,
-    /// The ids of the model.
+    /// Whether the user set the number of the model's ids.
     pub vocabulary: bool,
-    /// The steps or the passes over the data.
+    /// Whether the user set the steps or the epochs.
     pub length: bool,
-    /// The steps that passes over the data must be.
+    /// The number of steps that the epochs must give.
     pub steps: Option<u64>,
 }
 
-/// Opens the data of a new run and counts its steps. The source must hold a batch before a directory is made.
+/// Opens the data of a new run and converts its epochs to steps. The source must contain a batch; this is checked
+/// before a directory is created.
 pub(super) fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: bool) -> Result<Corpus, Failure> {
     tell_of_data(config, None, quiet);
     let text = if decided.vocabulary { None } else { Corpus::text_bytes(config).map_err(encoded)? };
@@ -54,19 +55,19 @@ pub(super) fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: boo
     Ok(corpus)
 }
 
-/// Tells people which files are read and which are not.
+/// Reports which files are read and which are not.
 pub(super) fn tell_of_data(config: &Config, began: Option<&Began>, quiet: bool) {
     if !quiet {
         corpus::reading(config, began).iter().for_each(|line| tell!("{line}"));
     }
 }
 
-/// Tells people what of the text was passed over or mended, where they do not know it yet.
+/// Reports skipped and repaired text, if that was not reported yet.
 pub(super) fn tell_of_flaws(corpus: &Corpus) {
     corpus.noticed().iter().for_each(|line| tell!("{line}"));
 }
 
-/// Tells people that all text is encoded before the run begins.
+/// Reports that all text is encoded before the run begins.
 pub(super) fn encoding(config: &Config, dir: &Path, quiet: bool) -> impl FnMut(Event) + use<> {
     let (mut data, cache) = (config.data.to_string(), config.cache(dir).filter(|_| !quiet));
     move |event| {
@@ -84,7 +85,7 @@ pub(super) fn encoding(config: &Config, dir: &Path, quiet: bool) -> impl FnMut(E
     }
 }
 
-/// What cannot be written is no wrong request.
+/// An output that cannot be written is not a wrong request.
 pub(super) fn encoded(error: CorpusError) -> Failure {
     match error {
         CorpusError::Source(SourceError::Write { .. }) => work(error),
@@ -92,8 +93,7 @@ pub(super) fn encoded(error: CorpusError) -> Failure {
     }
 }
 
-/// Turns passes over the data into steps, where that was not done yet, and a warm-up that nobody decided into its share of
-/// them.
+/// Converts epochs to steps, if that was not done yet, and sets a default warm-up to its share of them.
 pub(super) fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -> Result<(), Failure> {
     let Some(epochs) = config.epochs.filter(|_| config.steps == 0) else { return Ok(()) };
     let tokens = corpus.training_tokens().map_err(request)? * u64::from(epochs);
@@ -111,8 +111,8 @@ pub(super) fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -
     Ok(())
 }
 
-/// Refuses an end before the step that the run in `dir` is at. Passes that are not yet counted have none, and a run that ends
-/// on time finds out.
+/// Refuses an end before the current step of the run in `dir`. Epochs that are not yet converted have no known end, and
+/// a run with a time limit determines its end itself.
 pub(super) fn require_ahead(config: &Config, dir: &Path, step: u64) -> Result<(), Failure> {
     let ends = match (config.epochs, config.steps) {
         (Some(_), 0) => return Ok(()),
@@ -124,11 +124,11 @@ pub(super) fn require_ahead(config: &Config, dir: &Path, step: u64) -> Result<()
     Err(request(format_args!("{} is at step {step} already, past {ends}; give more than {step} steps", dir.display())))
 }
 
-/// The most epochs of a text of one's own that a run has where nobody says how long it is.
+/// The default for the most epochs of a run on a user's own text.
 pub(super) const MOST_EPOCHS: u64 = 4;
 
-/// Ends a run whose length nobody decided after some epochs of a text whose tokens are at hand. Its warm-up, unless
-/// somebody decided it, is the same part of it. A curriculum is not cut: its last stages are what it is for.
+/// Limits a run of default length to some epochs of a text whose tokens are counted. Its warm-up, unless the user set
+/// it, keeps its share. A curriculum is not shortened: its last stages are its purpose.
 fn fit_length(config: &mut Config, corpus: &Corpus, decided: Decided) -> Result<(), Failure> {
     if decided.length || corpus.encoded().is_none() || !config.stage.is_empty() {
         return Ok(());

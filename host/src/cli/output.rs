@@ -1,6 +1,6 @@
-//! What the commands say: results on standard output, the rest on standard error.
+//! The output of the commands: results on standard output, everything else on standard error.
 //!
-//! The standard library's own macros panic where they cannot write.
+//! The standard library's own macros panic if they cannot write.
 
 use std::fmt::Arguments;
 use std::io::{self, Write as _};
@@ -15,22 +15,22 @@ use terminal_size::{Height, Width, terminal_size_of};
 use super::{Failure, work};
 use crate::run::status::wrapped;
 
-/// Writes a line to standard output: a command whose result is lost has failed.
+/// Writes a line to standard output; if that fails, the command has failed.
 macro_rules! say {
     ($($argument:tt)*) => { $crate::cli::output::result(format_args!($($argument)*)) };
 }
 
-/// Writes a line to standard error. It is for people who watch: where it cannot be shown, the work goes on.
+/// Writes a line to standard error, for people who watch: if that fails, the work continues.
 macro_rules! tell {
     ($($argument:tt)*) => { $crate::cli::output::aside(format_args!($($argument)*)) };
 }
 
 pub(super) use {say, tell};
 
-/// Whether another rank speaks for this one.
+/// Whether another rank writes the output for this one.
 static SILENT: AtomicBool = AtomicBool::new(false);
 
-/// Lets this process say nothing more: another rank speaks for it.
+/// Silences this process: another rank writes the output.
 pub(super) fn silence() {
     SILENT.store(true, Ordering::Relaxed);
 }
@@ -44,7 +44,7 @@ pub(super) fn result(line: Arguments<'_>) -> Result<(), Failure> {
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(lost)
 }
 
-/// Writes a part of a line to standard output, to be seen at once.
+/// Writes a part of a line to standard output, and flushes it.
 pub(super) fn part(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(lost)
@@ -57,12 +57,12 @@ pub(super) fn aside(line: Arguments<'_>) {
     }
 }
 
-/// The same even of a process that is silent: what no other rank can say.
+/// Writes a line to standard error even in a silent process: a message that no other rank can write.
 pub(super) fn urgent(line: Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// `text` as `stream` takes it: colours are for terminals, and for people who did not turn them off with NO_COLOR.
+/// `text` in the form for `stream`: with colours only for terminals, and unless the user turned them off with NO_COLOR.
 pub(super) fn fitting(text: &str, stream: &impl RawStream) -> String {
     let coloured = stream.is_terminal() && AutoStream::choice(stream) != ColorChoice::Never;
     if coloured { text.to_owned() } else { strip_str(text).to_string() }
@@ -70,7 +70,7 @@ pub(super) fn fitting(text: &str, stream: &impl RawStream) -> String {
 
 /// A stream that may be a terminal.
 pub(super) trait Screen: io::IsTerminal {
-    /// Of the terminal.
+    /// The size of the terminal.
     fn size(&self) -> Option<(Width, Height)>;
 }
 
@@ -86,13 +86,13 @@ impl Screen for io::Stderr {
     }
 }
 
-/// Tells a line that may be wider than a terminal.
+/// Writes a line that may be wider than a terminal to standard error.
 pub(super) fn tell_within(line: &str) {
     tell!("{}", within(line, &io::stderr()));
 }
 
-/// `text` in lines that are no wider than the terminal that `stream` is, without what it would obey; as it is where that
-/// is none.
+/// `text` broken into lines that fit in the terminal of `stream`, without control sequences; unchanged if `stream` is
+/// no terminal.
 pub(super) fn within(text: &str, stream: &impl Screen) -> String {
     match stream.size().filter(|_| stream.is_terminal()) {
         Some((Width(columns), _)) => {
@@ -103,7 +103,7 @@ pub(super) fn within(text: &str, stream: &impl Screen) -> String {
     }
 }
 
-/// Rows in columns: of `numbers` to the right, of all others to the left, and the last one as it is.
+/// Rows in columns: columns in `numbers` are right-aligned, others left-aligned, and the last column is not padded.
 pub(super) fn in_columns<const N: usize>(rows: &[[String; N]], numbers: RangeInclusive<usize>) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
@@ -118,7 +118,7 @@ pub(super) fn in_columns<const N: usize>(rows: &[[String; N]], numbers: RangeInc
     rows.iter().map(line).collect()
 }
 
-/// Standard output that cannot be written.
+/// The failure to write standard output.
 pub(super) fn lost(error: io::Error) -> Failure {
     work(format_args!("standard output cannot be written: {error}"))
 }

@@ -22,7 +22,7 @@ pub struct Report {
     out: PathBuf,
 }
 
-/// What a page begins with.
+/// The beginning of every page.
 const BEGIN: &[u8] = b"<!DOCTYPE html>";
 
 impl Report {
@@ -39,7 +39,7 @@ impl Report {
     }
 }
 
-/// Refuses to write over what is no page.
+/// Refuses to overwrite a file that is not a page.
 fn require_free(out: &Path) -> Result<(), ConfigError> {
     let refused = |what: &str| Err(ConfigError(format!("--out {}: {what}", out.display())));
     if out.is_dir() {

@@ -56,7 +56,7 @@ pub struct Plan {
     json: bool,
 }
 
-/// Measures the run of `config` here.
+/// Measures the run of `config` on this machine.
 fn measure(config: &Config, machine: &Machine, save_bytes: u64) -> Result<Measured, Failure> {
     if config.time.is_some() {
         return Err(request("--measure is of a run of --steps; leave --time away"));
@@ -69,7 +69,7 @@ fn measure(config: &Config, machine: &Machine, save_bytes: u64) -> Result<Measur
     Ok(Measured::of(config, laid, save_bytes, Path::new("."))?)
 }
 
-/// What a sweep goes over.
+/// What a sweep varies.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Sweep {
     SeqLen,
@@ -113,7 +113,7 @@ impl Plan {
         self.of_run(&config, &machine, auto)
     }
 
-    /// The plan of a run, with the tiers of its states where it was left to the plan (`auto`).
+    /// The plan of a run, with the tiers of its states if these were left to the plan (`auto`).
     fn of_run(&self, config: &Config, machine: &Machine, auto: bool) -> Result<(), Failure> {
         let (plan, laid) = Planned::new(config, machine)?;
         if self.program {
@@ -164,7 +164,7 @@ impl Plan {
                 say!("{}", measured.line(config))?;
             }
         }
-        // The plan is printed all the same: a script sees in the status what a person reads.
+        // The plan is printed in any case: the exit status tells a script what a person reads.
         fit.map_err(Failure::from)
     }
 

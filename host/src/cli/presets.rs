@@ -73,7 +73,7 @@ fn list(json: bool) -> Result<(), Failure> {
 fn list_keys(preset: String, json: bool) -> Result<(), Failure> {
     let config = found::resolve(RawConfig { preset: Some(preset), ..RawConfig::default() })?;
     let defaults = toml::Table::try_from(config.model).map_err(work)?;
-    // Numbers are f32: in f64 they would show digits that nobody wrote.
+    // Numbers are f32: as f64 they would show digits that nobody wrote.
     let default = |key: &Key| match defaults.get(key.name) {
         Some(toml::Value::Float(x)) => (*x as f32).to_string(),
         Some(toml::Value::String(word)) => word.clone(),

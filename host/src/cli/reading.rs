@@ -18,14 +18,14 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// As the reader of files has it.
+    /// The options for the reader of files.
     pub(super) fn options(&self) -> SourceOptions {
         let Self { text_field, invalid_utf8, skip_bad_lines } = self.clone();
         SourceOptions { text_field, invalid_utf8, skip_bad_lines, ..SourceOptions::default() }
     }
 }
 
-/// The same of a command that reads as a run does where nothing is said; each beside --data.
+/// The reading options of a command that by default reads as the run does; each requires --data.
 #[derive(Debug, Clone, Default, PartialEq, clap::Args)]
 pub struct OtherReading {
     /// The field or column that holds a document's text in --data; as the run has it if not given
@@ -48,7 +48,7 @@ pub struct OtherReading {
 }
 
 impl OtherReading {
-    /// What is said, over how a run reads.
+    /// The flags, applied over the options of a run.
     pub(super) fn over(self, options: &mut SourceOptions) {
         options.text_field = self.text_field.unwrap_or_else(|| std::mem::take(&mut options.text_field));
         options.invalid_utf8 = self.invalid_utf8.unwrap_or(options.invalid_utf8);

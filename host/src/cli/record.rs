@@ -1,4 +1,4 @@
-//! What a training run writes down of itself as it begins and when it ends.
+//! The events that a training run records when it begins and when it ends.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::data::corpus::Corpus;
 use crate::name;
 use crate::run::sessions::{self, Began, Ended, Event};
 
-/// Writes down that the run in `dir` goes on from `step` on `device`, of whose data so much was told.
+/// Records that the run in `dir` continues from `step` on `device`, with the lines `told` about its data.
 pub(super) fn began(device: &str, dir: &Path, step: u64, told: Vec<String>) -> Result<(), Failure> {
     let command = std::iter::once(name::called().to_owned()).chain(words()).collect();
     let began = Began {
@@ -23,7 +23,7 @@ pub(super) fn began(device: &str, dir: &Path, step: u64, told: Vec<String>) -> R
     keep(dir, &Event::Began(began))
 }
 
-/// Writes down what the run in `dir` came to after `step` steps.
+/// Records the result of the run in `dir` after `step` steps.
 pub(super) fn ended(
     corpus: &Corpus,
     dir: &Path,

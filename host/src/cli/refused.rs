@@ -1,14 +1,14 @@
-//! What is wrong with a command line, in one line.
+//! The errors of a command line, in one line each.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::config::nearest;
 
-/// What is wrong with the command line, without the usage that `--help` shows, and with the name that may have been meant.
+/// The error of the command line, without the usage that `--help` shows, and with the name that may have been meant.
 pub(super) fn one_line(error: &clap::Error, arguments: &[String]) -> String {
     let text = error.render().to_string();
     let first = text.split("\n\n").take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"));
-    // clap's own suggestions are of names that have little in common with what was written.
+    // clap's own suggestions are names that have little in common with the written one.
     let named = matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand);
     let lines = first.flat_map(str::lines).filter(|line| !(named && line.trim_start().starts_with("tip:")));
     let words: Vec<_> = lines.flat_map(str::split_whitespace).collect();
@@ -17,7 +17,7 @@ pub(super) fn one_line(error: &clap::Error, arguments: &[String]) -> String {
     format!("{}{}; see --help", words.strip_prefix("error: ").unwrap_or(&words), near.unwrap_or_default())
 }
 
-/// The flag or the command that may have been meant by one that there is not.
+/// The flag or command that may have been meant by an unknown one.
 fn meant(error: &clap::Error, arguments: &[String]) -> Option<String> {
     let word = |kind| match error.get(kind) {
         Some(ContextValue::String(word)) => Some(word.as_str()),

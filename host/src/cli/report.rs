@@ -1,4 +1,4 @@
-//! What a training run says at its end.
+//! The report of a training run at its end.
 
 use capful_base::human_bytes;
 use std::io;
@@ -22,10 +22,10 @@ use crate::run::outlook::of_text;
 use crate::suggest::ending::Expected;
 use crate::suggest::expected_bits;
 
-/// A run that waits for text for more than this share of its time is told so.
+/// A run that waits for text for more than this share of its time gets a warning.
 const MOST_WAITED: f64 = 0.03;
 
-/// What is said of a run whose steps waited for text, and what would help.
+/// The warning for a run whose steps waited for text, with advice.
 pub(super) fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Option<String> {
     let share = outcome.waited / outcome.seconds;
     if share <= MOST_WAITED {
@@ -41,10 +41,10 @@ pub(super) fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Opt
     Some(format!("steps waited {:.1} s for text, {:.0} % of the run; {help}", outcome.waited, 100.0 * share))
 }
 
-/// What it means where a loss lies among those of n-grams, of one to four tokens.
+/// Explains a loss by comparison with those of n-grams, of one to four tokens.
 fn against(loss: f64, ngrams: [f64; 4]) -> String {
     let names = ["unigram", "bigram", "trigram", "4-gram"];
-    // A longer one can be the worse on little text: what was passed is what all shorter ones are above.
+    // A longer n-gram can be worse on little text: "passed" means that all shorter ones have a higher loss.
     let Some(above) = ngrams.iter().position(|ngram| loss >= *ngram) else {
         return "below the 4-gram: the model uses more than the three tokens before".to_owned();
     };
@@ -54,22 +54,23 @@ fn against(loss: f64, ngrams: [f64; 4]) -> String {
     format!("{passed}still above the {}, {}: train longer, or on more text", names[above], knows[above])
 }
 
-/// What a run's loss is held against.
+/// Values that a run's loss is compared with.
 pub(super) struct Beside<'a> {
     pub validation: &'a ValidationSet,
     pub overlap: Option<Overlap>,
     pub baselines: Option<Baselines>,
-    /// Bits a byte at which such a run ends, see [`expected`].
+    /// The bits a byte at the end of a typical run like this, see [`expected`].
     pub expected: Option<f64>,
 }
 
-/// Bits a byte at which a run of so many steps ends on the text of the law; nothing where the law does not know such runs.
+/// The bits a byte at the end of a run of `steps` steps on the text of the law; `None` if the law does not cover such
+/// runs.
 pub(super) fn expected(config: &Config, steps: u64, corpus: &Corpus, validation: &ValidationSet) -> Option<f64> {
     let (unique, each) = of_text(corpus, validation)?;
     expected_bits(config, steps, unique, each)
 }
 
-/// What came of a run, for programs.
+/// The result of a run, for programs.
 pub(super) fn result(
     config: &Config,
     corpus: &Corpus,
@@ -127,13 +128,13 @@ pub(super) fn result(
     result
 }
 
-/// What a run took of a source, for programs.
+/// What a run read of a source, for programs.
 fn of_source(one: &Drawn) -> serde_json::Value {
     let Drawn { name, share, tokens, drawn } = one;
     json!({ "source": name, "share": share, "tokens": tokens, "drawn": drawn, "passes": one.passes() })
 }
 
-/// Says it to people.
+/// Reports the result to people.
 pub(super) fn report(
     config: &Config,
     corpus: &Corpus,
@@ -218,7 +219,8 @@ fn endings(config: &Config, dir: &Path, outcome: &Outcome) -> Vec<String> {
     lines
 }
 
-/// The loss that was predicted first from half of the run on, beside what came; not where the run ended before its last step.
+/// The loss that was first predicted in the second half of the run, next to the final one; `None` if the run ended
+/// before its last step.
 fn predicted(bits: Option<f64>, outcome: &Outcome) -> Option<String> {
     let (step, Expected { bits: predicted, .. }) = outcome.predicted_end.filter(|_| outcome.steps == outcome.end)?;
     let bits = bits?;
@@ -232,7 +234,7 @@ fn predicted(bits: Option<f64>, outcome: &Outcome) -> Option<String> {
     ))
 }
 
-/// How long it took beside what was told or wanted.
+/// The time it took, next to the prediction or the time limit.
 fn times(config: &Config, outcome: &Outcome) -> Option<String> {
     match (config.time, outcome.timed, outcome.predicted) {
         (Some(time), Some(seconds), _) => Some(format!(
@@ -249,7 +251,7 @@ fn times(config: &Config, outcome: &Outcome) -> Option<String> {
     }
 }
 
-/// What energy it took beside what was told.
+/// The energy it used, next to the prediction.
 fn energy(outcome: &Outcome) -> Option<String> {
     let joules = outcome.joules?;
     let watts = joules / outcome.seconds;

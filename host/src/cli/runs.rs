@@ -1,4 +1,4 @@
-//! `host runs`: what lies in a directory of runs.
+//! `host runs`: lists a directory of runs.
 
 use capful_base::human_bytes;
 use std::fs;
@@ -24,24 +24,24 @@ pub struct Runs {
     json: bool,
 }
 
-/// Where `train` makes the runs that nobody named.
+/// The directory in which `train` creates runs without a name.
 const DEFAULT: &str = "runs";
 
-/// A directory among the runs.
+/// A directory in the list of runs.
 #[derive(Debug, Serialize)]
 struct Row {
     run: String,
     preset: Option<String>,
     family: Option<&'static str>,
-    /// Of the last complete checkpoint.
+    /// Steps of the last complete checkpoint.
     steps_done: u64,
-    /// Of the whole run; nothing where they are not counted yet.
+    /// Steps of the whole run; `None` if its epochs are not converted yet.
     steps: Option<u64>,
     /// The last validation loss, nats a token, and its step.
     val_loss: Option<f64>,
     val_step: Option<u64>,
     bytes: u64,
-    /// Seconds since 1970 when it was last saved.
+    /// When it was last saved, in seconds since 1970.
     saved: Option<u64>,
     state: State,
     /// Why it cannot be read.
@@ -61,7 +61,7 @@ impl Runs {
         table(&rows).iter().try_for_each(|line| say!("{line}"))
     }
 
-    /// The directories to look at, by name.
+    /// The directories to list, by name.
     fn directories(&self) -> Result<Vec<PathBuf>, Failure> {
         if directory::holds_run(&self.dir) {
             return Ok(vec![self.dir.clone()]);
@@ -82,7 +82,7 @@ impl Runs {
     }
 }
 
-/// What there is to say of the run in `dir`.
+/// The row of the run in `dir`.
 fn row(dir: &Path) -> Row {
     let mut row = Row {
         run: dir.display().to_string(),
@@ -122,7 +122,7 @@ fn describe(dir: &Path, row: &mut Row) -> Result<(), String> {
     Ok(())
 }
 
-/// Bytes of all files below `dir`; links count by themselves.
+/// Bytes of all files below `dir`; links are not followed.
 fn size(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let of = |entry: fs::DirEntry| match entry.metadata() {
@@ -132,7 +132,7 @@ fn size(dir: &Path) -> u64 {
     entries.map(of).sum()
 }
 
-/// The rows for people.
+/// The rows as a table for people.
 fn table(rows: &[Row]) -> Vec<String> {
     let titles = ["run", "preset", "steps", "val loss", "size", "saved (UTC)", "state"].map(str::to_owned);
     let cells = rows.iter().map(|row| {

@@ -7,7 +7,7 @@ use crate::config::ConfigError;
 use crate::format::hugging_face::Generation;
 use crate::format::hugging_face::generation::THEIRS;
 
-/// The flags, as chat calls them.
+/// The names of the flags in chat.
 const NAMES: &str = "max-tokens, temperature, top-k, top-p, repetition-penalty and seed";
 
 /// The flags that say how tokens are chosen.
@@ -39,11 +39,11 @@ pub struct Sampling {
     pub stop: Vec<String>,
 }
 
-/// What is drawn with where neither a flag nor the model says.
+/// The defaults if neither a flag nor the model sets a value.
 const OURS: Sampler = Sampler { temperature: 0.8, top_k: 0, top_p: 0.95, repetition_penalty: 1.0 };
 
 impl Sampling {
-    /// Refuses a flag that cannot be. What it says is not said by the model yet.
+    /// Refuses invalid flags. The model's own settings are not considered yet.
     pub(super) fn check(&self) -> Result<(), Failure> {
         if self.stop.iter().any(String::is_empty) {
             return Err(request("--stop needs a text before which the output ends; this one is empty"));
@@ -51,7 +51,7 @@ impl Sampling {
         require(&self.over(OURS)).map_err(request)
     }
 
-    /// The flags, over what else would be drawn with.
+    /// The flags, applied over other settings.
     fn over(&self, usual: Sampler) -> Sampler {
         Sampler {
             temperature: self.temperature.unwrap_or(usual.temperature),
@@ -61,10 +61,10 @@ impl Sampling {
         }
     }
 
-    /// How tokens are chosen with the flags, and where there is none as the model says; and what is to be said of it.
+    /// How tokens are chosen: by the flags, and by the model's settings for missing flags; with lines to report.
     ///
     /// # Errors
-    /// The model says what cannot be.
+    /// The model has an impossible setting.
     pub(super) fn settle(&self, model: &Generation) -> Result<(Settings, Vec<String>), ConfigError> {
         let drawn = model.drawn().map_err(ConfigError)?;
         let asked = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some();
@@ -85,7 +85,7 @@ impl Sampling {
         let usual = Sampler { repetition_penalty: penalty.unwrap_or(usual.repetition_penalty), ..usual };
         let sampler = self.over(usual);
         let mut told = Vec::new();
-        // What the flags leave to the model, and it has decided otherwise than would be here.
+        // Settings that the flags leave to the model, and in which the model differs from this program's defaults.
         if sampler != self.over(OURS) {
             let Sampler { temperature, top_k, top_p, repetition_penalty } = sampler;
             told.push(match temperature {
@@ -111,13 +111,13 @@ impl Sampling {
 pub struct Settings {
     /// The most tokens of an answer.
     pub max_tokens: u32,
-    /// How each is chosen.
+    /// How each token is chosen.
     pub sampler: Sampler,
-    /// Decides the choices.
+    /// The seed of the choices.
     pub seed: u64,
 }
 
-/// Refuses numbers that nothing can be drawn with.
+/// Refuses numbers with which nothing can be drawn.
 fn require(sampler: &Sampler) -> Result<(), String> {
     let Sampler { temperature, top_p, repetition_penalty, .. } = *sampler;
     if !(temperature.is_finite() && temperature >= 0.0) {
@@ -133,7 +133,7 @@ fn require(sampler: &Sampler) -> Result<(), String> {
 }
 
 impl Settings {
-    /// Sets the flag `name`, as it is written without its dashes; what it was stays where that is wrong.
+    /// Sets the flag `name`, written without its dashes; an invalid value changes nothing.
     pub(super) fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let mut changed = *self;
         let sampler = &mut changed.sampler;
@@ -154,7 +154,7 @@ impl Settings {
         Ok(())
     }
 
-    /// All of them with their values.
+    /// All settings with their values.
     pub(super) fn shown(&self) -> String {
         let Settings { max_tokens, sampler, seed } = *self;
         let Sampler { temperature, top_k, top_p, repetition_penalty } = sampler;
@@ -198,11 +198,11 @@ mod tests {
             ([None, None], json!({"temperature": 0.6, "top_k": 20}), [0.6, 20.0, 0.95, 1.0], 1),
             ([Some(0.3), None], json!({"temperature": 0.6, "top_k": 20}), [0.3, 20.0, 0.95, 1.0], 1),
             ([Some(0.3), None], json!({"temperature": 0.6}), [0.3, 0.0, 0.95, 1.0], 0),
-            // What it leaves out is as transformers has it.
+            // Missing settings have the defaults of transformers.
             ([None, None], json!({"do_sample": true}), [1.0, 50.0, 1.0, 1.0], 1),
             ([None, None], json!({"do_sample": true, "top_p": 0.5, "top_k": 0}), [1.0, 0.0, 0.5, 1.0], 1),
             ([None, None], json!({"do_sample": false, "temperature": 0.6}), [0.0, 0.0, 0.95, 1.0], 1),
-            // Whoever names one wants to draw.
+            // Setting one of these flags turns sampling on.
             ([None, Some(0.5)], json!({"do_sample": false}), [0.8, 0.0, 0.5, 1.0], 0),
             ([Some(0.5), None], json!({"do_sample": false, "repetition_penalty": 1.25}), [0.5, 0.0, 0.95, 1.25], 1),
             ([None, None], json!({"min_p": 0.1}), [0.8, 0.0, 0.95, 1.0], 1),

@@ -1,14 +1,13 @@
-//! Messages as a terminal shows them.
+//! Messages in a form for terminals.
 
 use crate::name;
 
-/// A word of more characters is cut: nobody reads a name of a megabyte.
+/// A word with more characters is cut: names may have a megabyte.
 const LONGEST_WORD: usize = 200;
-/// What is left of a message of more characters: its beginning, and its end with the advice.
+/// The parts of a longer message that are shown: its beginning, and its end with the advice.
 const LONGEST: [usize; 2] = [1_600, 400];
 
-/// A message as a terminal shows it: names and fields of files may hold what a terminal would obey, and may be of any
-/// length.
+/// A message in a form for terminals: names and fields of files may contain control sequences, and may have any length.
 pub(super) fn shown(message: &str) -> String {
     let message = name::spelled(message);
     let mut text = String::with_capacity(message.len().min(4 * LONGEST[0]));
@@ -20,7 +19,7 @@ pub(super) fn shown(message: &str) -> String {
         }
         if cut < word.len() {
             text.push('…');
-            // What closes a quotation, and the space behind it.
+            // The closing of a quotation, and the space after it.
             let end = word[cut..].rfind(char::is_alphanumeric).map_or("", |last| &word[cut + last..]);
             text.extend(end.chars().skip(1).take(3).map(|c| if c.is_control() { ' ' } else { c }));
         }

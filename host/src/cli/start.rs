@@ -1,4 +1,4 @@
-//! `host start`: for who has a text and nothing else.
+//! `host start`: for users with a text and nothing else.
 
 use capful_base::human_bytes;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -42,7 +42,7 @@ pub struct Start {
     yes: bool,
 }
 
-/// Columns of the curve.
+/// Columns of the loss curve.
 const COLUMNS: usize = 60;
 
 impl Start {
@@ -66,7 +66,7 @@ impl Start {
         after(&dir)
     }
 
-    /// What the text is.
+    /// A description of the text.
     fn text(&self) -> Result<String, Failure> {
         let options = SourceOptions::of(&found::resolve(RawConfig::default())?);
         let mut files = Files::open(&self.source, &options).map_err(request)?;
@@ -105,7 +105,7 @@ impl Start {
     }
 }
 
-/// A directory that is not there, of the text's name.
+/// A directory that does not exist yet, with the text's name.
 fn free(source: &Path) -> PathBuf {
     let stem =
         source.file_stem().map_or("text".into(), |stem| stem.to_string_lossy().replace(char::is_whitespace, "-"));
@@ -114,7 +114,7 @@ fn free(source: &Path) -> PathBuf {
     (1..).map(named).find(|dir| !dir.exists()).unwrap_or_else(|| named(1))
 }
 
-/// Says what will be trained and what to expect of it.
+/// Reports what will be trained and what to expect of it.
 fn expect(found: &Suggestion, dir: &Path) {
     let best = found.best();
     let seconds = best.steps as f64 * best.step_seconds;
@@ -138,7 +138,7 @@ fn expect(found: &Suggestion, dir: &Path) {
     found.enough().iter().for_each(|line| tell_within(line));
 }
 
-/// Shows how it went, and what can be done with it.
+/// Reports how the training went, and what can be done with the model.
 fn after(dir: &Path) -> Result<(), Failure> {
     if let Some(line) = curve(&metrics::losses(dir).map_err(work)?) {
         say!("\n{line}")?;
@@ -152,7 +152,7 @@ fn after(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Losses as a line of blocks, with the first and the last.
+/// Losses as a line of block characters, with the first and the last value.
 fn curve(losses: &[f64]) -> Option<String> {
     const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let (first, last) = (losses.first()?, losses.last()?);

@@ -31,16 +31,16 @@ pub struct Suggest {
     json: bool,
 }
 
-/// The time of a run where nobody says it.
+/// The default time of a run.
 const HOUR: f64 = 3600.0;
-/// Seconds that a candidate is measured for, and how many are.
+/// Seconds for measuring a candidate, and number of measured candidates.
 const MEASURED: f64 = 2.0;
 const MOST_MEASURED: usize = 4;
-/// Vocabularies that are tried, as far as the text is enough for them.
+/// The sizes of vocabulary that are tried, as far as the text suffices for them.
 const VOCABULARIES: [u32; 3] = [2000, 5000, 10_000];
-/// Tokens of held-out text by which it is found how many bytes a token has.
+/// Tokens of held-out text for measuring the bytes of a token.
 const SAMPLE: u64 = 32_768;
-/// Rows that are shown.
+/// Number of rows shown.
 const ROWS: usize = 6;
 
 impl Suggest {
@@ -77,36 +77,36 @@ impl Suggest {
     }
 }
 
-/// What was found for what was written.
+/// The result for the written settings.
 pub(super) struct Suggestion {
-    /// Seconds that there are.
+    /// The available seconds.
     time: f64,
-    /// The best first; at least one.
+    /// The candidates, the best first; at least one.
     candidates: Vec<Candidate>,
-    /// How many of them were measured.
+    /// Number of measured candidates.
     measured: usize,
-    /// Short runs on the text.
+    /// Number of short runs on the text.
     short: usize,
 }
 
 impl Suggestion {
-    /// The best.
+    /// The best candidate.
     pub fn best(&self) -> &Candidate {
         &self.candidates[0]
     }
 
-    /// What trains it: what was written, and what was found.
+    /// The configuration that trains it: the written settings and the found ones.
     pub fn raw(&self) -> RawConfig {
         self.best().training(self.time)
     }
 
-    /// The same for a shell, on the device that it was found for.
+    /// The command for a shell, with the device that it was found for.
     fn command(&self) -> String {
         let raw = RawConfig { gpu: None, device: Some(self.best().config.device.clone()), ..self.raw() };
         format!("{} train {}", crate::name::called(), raw.flags().join(" "))
     }
 
-    /// A line where the text is too little for the time.
+    /// A line if the text is too short for the time.
     pub fn enough(&self) -> Option<String> {
         let best = self.best();
         (!best.whole).then(|| {
@@ -118,12 +118,12 @@ impl Suggestion {
     }
 }
 
-/// Looks for the run that ends lowest with what was `written`, beside a page of `live` bytes.
+/// Searches the run that ends with the lowest loss under the `written` settings, next to a page of `live` bytes.
 pub(super) fn find(written: RawConfig, live: u64) -> Result<Suggestion, Failure> {
     find_by(written, None, live)
 }
 
-/// The same, by short runs of so long in all.
+/// As [`find`]; with short runs for `calibrated` in all.
 fn find_by(written: RawConfig, calibrated: Option<Span>, live: u64) -> Result<Suggestion, Failure> {
     let data = written.data.as_ref();
     if data.is_none_or(|data| data.only() == Some("tales")) {
@@ -154,12 +154,12 @@ fn find_by(written: RawConfig, calibrated: Option<Span>, live: u64) -> Result<Su
         }
         Some(Span(span)) => calibrate(&mut candidates, &means, span)?,
     };
-    // What was measured is no part of a run that follows.
+    // The measured memory is not part of a run that follows.
     memory::forget_most();
     Ok(Suggestion { time, candidates, measured, short })
 }
 
-/// The best of each shape, for programs.
+/// The best candidate of each shape, for programs.
 fn as_json(c: &Candidate) -> serde_json::Value {
     json!({
         "bits_per_byte": c.bits, "preset": c.config.preset, "layers": c.shape.layers, "d_model": c.shape.width,
@@ -170,7 +170,7 @@ fn as_json(c: &Candidate) -> serde_json::Value {
     })
 }
 
-/// The same for people.
+/// The best candidate of each shape, for people.
 fn table(candidates: &[Candidate]) -> Vec<String> {
     let titles = [
         "bits/byte",
@@ -207,9 +207,9 @@ fn table(candidates: &[Candidate]) -> Vec<String> {
     in_columns(&rows, 2..=9)
 }
 
-/// Seconds of `time` that are over before the first step.
+/// Seconds of `time` before the first step.
 fn before(found: &Found, time: f64) -> Result<f64, Failure> {
-    // Encoding, about as fast as it is on a core of today.
+    // Encoding, at about the speed of a current core.
     let encoding = found.source.text_bytes.unwrap_or(0) as f64 / (5e6 * f64::from(found.cores.max(1)));
     let before = 1.5 + encoding;
     if before < 0.5 * time {
@@ -223,7 +223,7 @@ fn before(found: &Found, time: f64) -> Result<f64, Failure> {
     )))
 }
 
-/// The tokenizers that come into question, with what they make of the text.
+/// The tokenizers that are tried, with the size of the text in each.
 fn tokenizers(written: &RawConfig, found: &Found) -> Result<Vec<Tokens>, Failure> {
     let data = written.data.as_ref().map_or("", Names::first);
     if let Some(there) = Manifest::read(Path::new(data)).map_err(request)? {
@@ -276,10 +276,10 @@ pub(super) fn distinct(all: &[Candidate]) -> impl Iterator<Item = &Candidate> {
     })
 }
 
-/// How much longer steps take here than is expected of them.
+/// The factor by which steps take longer here than predicted.
 fn pace(means: &Means<'_>) -> Result<f64, Failure> {
     let candidates = means.candidates(1.0)?;
-    // One of the middle, of those that promise most.
+    // A candidate of medium size among the most promising.
     let promising = &candidates[..candidates.len().min(64)];
     let mut by_size: Vec<&Candidate> = promising.iter().collect();
     by_size.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
@@ -287,10 +287,10 @@ fn pace(means: &Means<'_>) -> Result<f64, Failure> {
     Ok(seconds_of_step(middle)? / middle.step_seconds)
 }
 
-/// Measures the best candidates and puts them in their place. Gives how many.
+/// Measures the best candidates and sorts them into their places. Returns the number of measured candidates.
 fn measure(candidates: &mut [Candidate], means: &Means<'_>) -> Result<usize, Failure> {
     let mut done = 0;
-    // Whoever comes first by being measured may be passed by one that was not.
+    // A candidate that becomes the best by its measurement may still be behind one that was not measured.
     while done < MOST_MEASURED.min(candidates.len()) {
         let Some(next) = (0..candidates.len()).find(|at| !candidates[*at].is_measured) else { break };
         let first = candidates[next].shape;
@@ -309,7 +309,7 @@ fn measure(candidates: &mut [Candidate], means: &Means<'_>) -> Result<usize, Fai
     Ok(done)
 }
 
-/// Seconds of a step of a candidate, measured.
+/// Measured seconds of a candidate's step.
 fn seconds_of_step(candidate: &Candidate) -> Result<f64, Failure> {
     let Candidate { config, machine, shape, .. } = candidate;
     tell!("measuring {} layers of {}, {} × {} tokens …", shape.layers, shape.width, config.batch_size, config.seq_len);

@@ -43,9 +43,9 @@ pub struct Sweep {
     json: bool,
 }
 
-/// How often the processes are looked at.
+/// How often the processes are checked.
 const TURN: Duration = Duration::from_millis(20);
-/// What is free changes from moment to moment: this part of it is left.
+/// Free memory changes from moment to moment: this fraction of it is left free.
 const MARGIN: u64 = 16;
 
 /// A run of the sweep.
@@ -84,7 +84,7 @@ impl Sweep {
         self.report(shown, &dir, &runs, stop.load(Ordering::Relaxed))
     }
 
-    /// What is said of all runs, and what varies.
+    /// The settings of all runs, and the varied settings.
     fn written(&self) -> Result<(RawConfig, Vary), Failure> {
         let (file, mut vary) = self.file.as_deref().map(Vary::read).transpose()?.unwrap_or_default();
         self.vary.iter().try_for_each(|list| vary.flag(list))?;
@@ -92,7 +92,7 @@ impl Sweep {
         Ok((config.overlaid(file).overlaid(self.flags.raw.clone()).rooted(), vary))
     }
 
-    /// Every run, settled and planned.
+    /// Every run, resolved and planned.
     fn planned(&self, dir: &Path, base: &RawConfig, all: Vec<(Varied, RawConfig)>) -> Result<Vec<Run>, Failure> {
         let unread = |e| request(format_args!("{}: {e}; take its {FILE_NAME} away", dir.display()));
         let before = kept(dir).map_err(unread)?;
@@ -127,8 +127,8 @@ impl Sweep {
         Ok(runs)
     }
 
-    /// Which of `runs` starts when, and what they share, in words: the device's memory, main memory beside it, cores, and
-    /// places.
+    /// The schedule of `runs`, and the shared resources in words: the device's memory, main memory in addition, cores,
+    /// and slots.
     fn schedule(&self, runs: &[Run]) -> Result<(Schedule<4>, String), Failure> {
         let all = || runs.iter().filter(|run| !run.planned.done);
         let cores = cores();
@@ -141,7 +141,7 @@ impl Sweep {
                 [bytes, 0, u64::from(config.threads).min(cores), 1]
             }
         };
-        // Each fits by itself: it was asked of its plan.
+        // Each run fits alone: its plan was checked.
         let largest = |resource: usize| all().map(|run| takes(run)[resource]).max().unwrap_or(0);
         let less = |free: u64, resource| (free - free / MARGIN).max(largest(resource));
         let Some(Planned { config, plan, machine, .. }) = runs.first().map(|run| &run.planned) else {
@@ -168,7 +168,7 @@ impl Sweep {
         Ok((schedule, format!("{} of {from}", human_bytes(bytes))))
     }
 
-    /// Says how all went, and keeps it.
+    /// Reports the results of all runs, and stores them.
     fn report(&self, shown: &Path, dir: &Path, runs: &[Run], stopped: bool) -> Result<(), Failure> {
         let (rows, text) = kept_now(dir, runs)?;
         match self.json {
@@ -202,13 +202,13 @@ fn cores() -> u64 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u64)
 }
 
-/// Writes down how all stand: the rows, sorted, and the text.
+/// Stores the state of all runs: the sorted rows, and the text.
 fn kept_now(dir: &Path, runs: &[Run]) -> Result<(Vec<Row>, String), Failure> {
     let rows: Vec<Row> = runs.iter().map(|run| run.row.clone()).collect();
     keep(dir, &rows).map_err(|e| work(format_args!("{}: {e}", dir.display())))
 }
 
-/// Says where a sweep lies and what its runs take.
+/// Reports the directory of a sweep and the memory of its runs.
 fn tell_of(dir: &Path, runs: &[Run], from: &str) {
     let bytes = |run: &Run| run.planned.plan.needed_bytes;
     let (least, most) = (runs.iter().map(bytes).min(), runs.iter().map(bytes).max());
@@ -219,7 +219,7 @@ fn tell_of(dir: &Path, runs: &[Run], from: &str) {
     tell!("sweep {}: {}{done}; {each}, in {from}", dir.display(), counted(runs.len() as u64, "run"));
 }
 
-/// Trains `runs` as the schedule starts them, until all have ended or the flag is raised and they are saved.
+/// Trains `runs` as the schedule starts them, until all have ended or the flag is set and they are saved.
 fn train(dir: &Path, mut runs: Vec<Run>, schedule: &mut Schedule<4>, stop: &AtomicBool) -> Result<Vec<Run>, Failure> {
     kept_now(dir, &runs)?;
     let mut children: Vec<(usize, Child)> = Vec::new();
@@ -232,7 +232,7 @@ fn train(dir: &Path, mut runs: Vec<Run>, schedule: &mut Schedule<4>, stop: &Atom
         }
         while !stopped && let Some(job) = schedule.start() {
             let Run { name, dir, planned, row } = &mut runs[job];
-            // On a GPU what lies outside the arena is known by a constant alone, which a budget would not forgive.
+            // On a GPU the memory outside the arena is known only as a constant, which a budget would treat as exact.
             let budget = (!planned.on_gpu()).then_some(planned.plan.needed_bytes);
             let raw = RawConfig { budget: budget.map(crate::config::ByteSize), ..planned.raw.clone() };
             match Child::start(dir, &raw) {
@@ -261,7 +261,7 @@ fn train(dir: &Path, mut runs: Vec<Run>, schedule: &mut Schedule<4>, stop: &Atom
     }
 }
 
-/// Notes and says how a run ended.
+/// Records and reports how a run ended.
 fn end(run: &mut Run, how: &Ended, stopped: bool) {
     let Run { name, dir, row, .. } = run;
     row.look(dir);
@@ -270,7 +270,7 @@ fn end(run: &mut Run, how: &Ended, stopped: bool) {
     let line = how.line.split_once(": ").filter(|(who, _)| *who == name::called()).map_or(&*how.line, |(_, line)| line);
     row.state = match how.status {
         Some(0) => State::Done,
-        // One that had not yet begun to listen is ended by the signal.
+        // A process that had not yet installed its handler is killed by the signal.
         Some(130) | None if stopped => State::Interrupted,
         _ => State::Failed,
     };
@@ -290,7 +290,7 @@ fn loss(row: &Row) -> String {
     row.val_loss.map_or("-".to_owned(), |loss| format!("{loss:.4}{error}"))
 }
 
-/// The rows for people.
+/// The rows as a table for people.
 fn table(rows: &[Row]) -> Vec<String> {
     let titles = ["run", "val loss", "bits/byte", "parameters", "tokens", "seconds", "tokens/s", "memory", "state"];
     let cells = rows.iter().map(|row| {

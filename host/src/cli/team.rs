@@ -14,19 +14,20 @@ use crate::ranks::watch::Watch;
 use crate::ranks::{self, PeerError, Rank, SharedPeers, Transport, environment, share_numbers};
 use crate::regular;
 
-/// This process among its ranks. Rank 0 alone speaks, claims the run's directory and writes what is not a tensor.
+/// This process as one of the ranks. Only rank 0 prints, claims the run's directory and writes files other than
+/// tensors.
 pub(super) struct Team {
     rank: Rank,
-    /// Whether each trains on a GPU.
+    /// Whether each rank trains on a GPU.
     gpus: bool,
-    /// Raised by a signal, once the run listens to them.
+    /// Set by a signal, once the run listens to signals.
     stop: Arc<AtomicBool>,
     peers: Option<SharedPeers>,
-    /// Whether all ranks know of the failure that this one has, or of none.
+    /// Whether all ranks know this rank's failure, or it has none.
     known: Cell<bool>,
 }
 
-/// Whether a launcher says that another rank speaks for this one.
+/// Whether, according to a launcher, another rank prints for this one.
 pub(super) fn follows() -> bool {
     environment::rank(&variable).is_ok_and(|rank| rank.is_some_and(|rank| rank.rank > 0))
 }
@@ -41,7 +42,7 @@ fn variable(name: &str) -> Option<String> {
 }
 
 impl Team {
-    /// Joins the ranks that a launcher began, where one did, to train on GPUs if `gpus` says so, or else on CPUs.
+    /// Joins the ranks that a launcher started, if one did, to train on GPUs if `gpus` returns true, or else on CPUs.
     pub fn join(gpus: impl FnOnce() -> bool) -> Result<Team, Failure> {
         let found = environment::rank(&variable).map_err(request)?;
         let rank = found.unwrap_or(Rank { rank: 0, count: 1, local: 0 });
@@ -53,7 +54,7 @@ impl Team {
         Ok(Team { rank, gpus, stop, peers, known: Cell::new(false) })
     }
 
-    /// Begins to look after waits, and finds out whether all ranks are the same program.
+    /// Starts to limit waits, and checks that all ranks run the same program.
     pub fn begin(&self) -> Result<(), Failure> {
         let Some(peers) = &self.peers else { return Ok(()) };
         let watch = peers.borrow().watch();
@@ -62,7 +63,7 @@ impl Team {
         self.agree(begun.map(drop), &[("program", program)])
     }
 
-    /// Whether this rank speaks and writes for all.
+    /// Whether this rank prints and writes for all.
     pub fn leads(&self) -> bool {
         self.rank.rank == 0
     }
@@ -87,7 +88,7 @@ impl Team {
         Ok(RawConfig { rank: Some(self.rank.rank), ranks: Some(self.rank.count), device, ..written })
     }
 
-    /// What a piece of work gave, where it went well on all ranks and their `digests` are equal.
+    /// The result of a piece of work, if it succeeded on all ranks and their `digests` are equal.
     pub fn agree<T>(&self, done: Result<T, Failure>, digests: &[(&'static str, u64)]) -> Result<T, Failure> {
         let Some(peers) = &self.peers else { return done };
         let line = done.as_ref().err().map(|failure| (failure.status(), failure.to_string()));
@@ -109,13 +110,13 @@ impl Team {
         }
     }
 
-    /// Work that only rank 0 does; the others get nothing.
+    /// Does work on rank 0 only; the other ranks get `None`.
     pub fn led<T>(&self, do_it: impl FnOnce() -> Result<T, Failure>) -> Result<Option<T>, Failure> {
         let done = if self.leads() { do_it().map(Some) } else { Ok(None) };
         self.agree(done, &[])
     }
 
-    /// Work that rank 0 does before the others: what it leaves in files is there for them.
+    /// Does work on rank 0 before the others: files that it writes then exist for them.
     pub fn led_by_first<T>(&self, do_it: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let mut do_it = Some(do_it);
         let mut run = || do_it.take().map(|do_it| do_it()).transpose();
@@ -133,7 +134,7 @@ impl Team {
         }
     }
 
-    /// The configuration with the steps of rank 0's, and the warm-up that belongs to them unless it was decided.
+    /// The configuration with the steps of rank 0's, and the warm-up for these steps unless the user set it.
     pub fn steps(&self, config: Config, warmup: bool) -> Result<Config, Failure> {
         let mut steps = [config.steps];
         share_numbers(self.peers.as_ref(), &mut steps).map_err(work)?;
@@ -153,19 +154,19 @@ impl Team {
         Ok(text.into())
     }
 
-    /// Notes that all ranks know of what ended the run.
+    /// Records that all ranks know the failure that ended the run.
     pub fn all_know(&self, failure: Failure) -> Failure {
         self.known.set(true);
         failure
     }
 
-    /// A flag that a signal raises from here on.
+    /// A flag that signals set from here on.
     pub fn stop(&self) -> Result<Arc<AtomicBool>, Failure> {
         raise(&self.stop)?;
         Ok(Arc::clone(&self.stop))
     }
 
-    /// Ends the command. What the other ranks do not know of ends them too.
+    /// Ends the command. A failure that the other ranks do not know ends them too.
     pub fn end(self, done: Result<(), Failure>) -> Result<(), Failure> {
         let Some(peers) = &self.peers else { return done };
         match done {
@@ -180,7 +181,7 @@ impl Team {
                 Err(Failure::Elsewhere(failure.status()))
             }
             Err(failure) => {
-                // Said before any rank is gone: a launcher that sees one end with a failure ends the others.
+                // Printed before any rank ends: a launcher that sees a failure kills the other ranks.
                 if self.leads() {
                     tell!("{}: {}", crate::name::called(), shown(&failure.to_string()));
                 }
@@ -204,7 +205,8 @@ pub(super) fn digest(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
-/// The digest of what decides a run's numbers: threads, budgets, directories and a GPU's number are a machine's own.
+/// The digest of all settings that determine a run's numbers: threads, budgets, directories and a GPU's number are
+/// specific to a machine.
 pub(super) fn digest_of(config: &Config) -> Result<u64, Failure> {
     let device = config.device.split(':').next().unwrap_or_default().to_owned();
     let config = Config { threads: 1, budget: None, device, ..config.clone() };
@@ -213,14 +215,14 @@ pub(super) fn digest_of(config: &Config) -> Result<u64, Failure> {
     Ok(digest(toml::to_string(&written).map_err(work)?.as_bytes()))
 }
 
-/// The digest of what a plan lays out.
+/// The digest of a plan's layout.
 pub(super) fn digest_of_plan(plan: &Plan) -> u64 {
-    // Of whole matrices a rank may move more than another in a step.
+    // With whole matrices, one rank may update more than another in a step.
     let numbers = [plan.params, plan.arena_bytes, plan.flops_per_token, plan.regions.len() as u64];
     digest(bytemuck::cast_slice(&numbers))
 }
 
-/// Says how many ranks there are, and what their number does to the bits.
+/// Reports the number of ranks, and its effect on the bits.
 pub(super) fn tell_of_ranks(config: &Config) {
     if config.ranks > 1 {
         let bits = match (config.exact_ranks, config.zero) {

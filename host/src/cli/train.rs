@@ -73,12 +73,12 @@ pub struct Train {
     live: Option<u16>,
 }
 
-/// How much of a run is shown.
+/// Which output of a run is shown.
 #[derive(Debug, Clone, Copy)]
 struct Shown {
-    /// JSON alone.
+    /// Only JSON.
     json: bool,
-    /// The whole ledger.
+    /// The whole list of memory regions.
     regions: bool,
 }
 
@@ -98,12 +98,13 @@ impl Train {
         }
     }
 
-    /// Runs the command, which began at `begun`.
+    /// Runs the command; the command began at `begun`.
     pub(super) fn run(self, begun: Instant) -> Result<(), Failure> {
-        // Before anything is made, looked for or read. Of several ranks one serves, and all hear of a port that is taken.
+        // Before anything is created, searched or read. With several ranks only one serves, and all ranks learn if the
+        // port is taken.
         let bound = self.live.filter(|_| !team::follows()).map(Bound::to).transpose().map_err(Failure::from);
         let bound = if team::launched() { bound } else { Ok(bound?) };
-        // Once: a pipe is empty when it is read again.
+        // Read only once: a pipe is empty when it is read again.
         let written = match self.suggest {
             true if team::launched() => {
                 return Err(request("--suggest is for one process; give several what it finds"));
@@ -119,7 +120,7 @@ impl Train {
         team.end(done)
     }
 
-    /// Whether the run is for GPUs, as far as can be told before anything is checked.
+    /// Whether the run is for GPUs, as far as that is known before anything is checked.
     fn on_gpus(&self, written: Option<&RawConfig>) -> bool {
         let saved = self.out.as_deref().filter(|_| self.resume).and_then(|dir| directory::read_config(dir).ok());
         let named = written.and_then(|written| written.device.clone());
@@ -135,7 +136,7 @@ impl Train {
         bound: Option<Bound>,
         begun: Instant,
     ) -> Result<(), Failure> {
-        // Before rank 0 makes anything.
+        // Before rank 0 creates anything.
         let there = self.out.clone().filter(|dir| directory::holds_run(dir));
         let written = written.map_err(Failure::from).and_then(|written| team.write(written));
         let there = team.agree(
@@ -156,7 +157,7 @@ impl Train {
             (None, written) => {
                 team.agree(self.require_start(&written), &[])?;
                 let vocabulary = written.decides_vocabulary() || written.init_from.is_some();
-                // Both are in the configuration of another run: its steps were counted.
+                // The configuration of a saved run has both keys: its epochs were converted to steps.
                 let steps = written.steps.filter(|_| written.epochs.is_some());
                 let length = written.gives_length();
                 let decided = Decided { warmup: written.warmup.is_some(), vocabulary, length, steps };
@@ -167,7 +168,7 @@ impl Train {
         }
     }
 
-    /// Refuses the configuration of an imported model as that of a run: it names no weights.
+    /// Refuses the configuration of an imported model as that of a new run: it names no weights.
     fn require_start(&self, written: &RawConfig) -> Result<(), Failure> {
         if written.preset.as_deref() != Some(IMPORTED) || written.init_from.is_some() {
             return Ok(());
@@ -180,7 +181,7 @@ impl Train {
         )))
     }
 
-    /// Bytes of the page that is served beside the run. All ranks count them: their plans must not differ.
+    /// Bytes of the page that is served during the run. All ranks count them: their plans must not differ.
     fn live_bytes(&self) -> u64 {
         if self.live.is_some() { live::bytes() } else { 0 }
     }
@@ -189,7 +190,7 @@ impl Train {
         Shown { json: self.json && team.leads(), regions: self.regions }
     }
 
-    /// Goes on with the run in the directory claimed, or begins it again where nothing was saved yet.
+    /// Continues the run in the claimed directory, or starts it again if nothing was saved yet.
     fn go_on(
         self,
         team: &Team,
@@ -216,7 +217,7 @@ impl Train {
             let decided = Decided { warmup: true, vocabulary: true, length: true, steps: None };
             return self.begin(team, config, machine, decided, (Some(claimed), bound, at));
         };
-        // What is no file is refused where the run goes on with it.
+        // A path that is not a file is refused by the code that continues the run.
         let lines = match regular::require(&dir.join(metrics::LINES)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Ok(None),
             _ => metrics::compare(dir),
@@ -266,8 +267,8 @@ impl Train {
         job.run(from)
     }
 
-    /// Begins the run of `config`, of which something was `decided`, in a command that began at `begun`. Where the run was
-    /// begun before, its directory is claimed already.
+    /// Starts the run of `config`, with the settings that the user made in `decided`, in a command that began at
+    /// `begun`. If the run was started before, its directory is claimed already.
     fn begin(
         self,
         team: &Team,
@@ -278,7 +279,7 @@ impl Train {
     ) -> Result<(), Failure> {
         let shown = self.shown(team);
         let Train { out, algorithms, json, .. } = self;
-        // Refused before a GPU is asked for and the data is read, where that can be known.
+        // Refused before a GPU is used and the data is read, if it can be known.
         let fits = || -> Result<_, Failure> {
             if let Some(dir) = &config.init_from {
                 Origin::of(dir.as_ref())?.require_weights().map_err(request)?;
@@ -304,7 +305,7 @@ impl Train {
             }
         };
         let algorithms = team.agree(algorithms, &[])?;
-        // The data may have decided the length or the vocabulary.
+        // The data may have changed the length or the vocabulary.
         let planned = (planned == config).then_some((plan, laid));
         let from = Begun { resume: None, instead_of, algorithms, planned };
         let job =
@@ -316,7 +317,7 @@ impl Train {
 /// A run's directory, which rank 0 has claimed.
 struct Claimed {
     dir: PathBuf,
-    /// Until it is dropped.
+    /// The claim, until it is dropped.
     _claim: Option<Claim>,
 }
 
@@ -333,15 +334,15 @@ impl Claimed {
     }
 }
 
-/// How a run begins.
+/// How a run starts.
 struct Begun {
-    /// The checkpoint that it goes on from, and what its state says.
+    /// The checkpoint that it continues from, and its state.
     resume: Option<(PathBuf, TrainerState)>,
-    /// The preset's steps, where the text made them fewer.
+    /// The preset's number of steps, if the text reduced it.
     instead_of: Option<u64>,
-    /// The GPU's algorithms that are used again.
+    /// The GPU's algorithms to use again.
     algorithms: Vec<Choice>,
-    /// Its plan, where that was made already.
+    /// Its plan, if that exists already.
     planned: Option<(Plan, Laid)>,
 }
 
@@ -349,13 +350,13 @@ struct Begun {
 struct Job<'a> {
     team: &'a Team,
     config: &'a Config,
-    /// Whether somebody decided its warm-up.
+    /// Whether the user set its warm-up.
     warmup: bool,
     machine: Machine,
     corpus: &'a Corpus,
     dir: &'a Path,
     shown: Shown,
-    /// Where its page is to be served.
+    /// The port on which the run's page will be served.
     bound: Option<Bound>,
     /// When the command began.
     begun: Instant,
@@ -365,7 +366,7 @@ impl Job<'_> {
     fn run(self, from: Begun) -> Result<(), Failure> {
         let Job { team, config, warmup, machine, corpus, dir, shown: Shown { json, regions }, bound, begun } = self;
         let Begun { resume, instead_of, algorithms, planned } = from;
-        // Reading the data took its time: what is free now counts.
+        // Reading the data took time: the currently free memory counts.
         let machine = machine.now();
         let tokenizer = corpus.tokenizer.as_ref();
         let generation = generation::of_run(dir, config, tokenizer.eos()).map_err(Failure::from);
@@ -484,7 +485,7 @@ impl Job<'_> {
                 ));
             }
         }
-        // On a GPU the plan is of its memory, which is all allocated by now.
+        // On a GPU the plan is about the GPU's memory, which is all allocated by now.
         let planned = (!config.device.starts_with("cuda")).then(|| plan.until_trained());
         let progress = Progress::start(course, planned, json || !team.leads());
         let live = bound.and_then(|bound| served(bound, dir, config));
@@ -508,10 +509,10 @@ impl Job<'_> {
             Samples::new(config, &session, tokenizer, &validation.set).draw(&mut session)
         };
         let usage = Usage::of(&plan, &outcome, &mut session);
-        // The baselines get the memory that the session gives back.
+        // The baselines use the memory that the session frees.
         drop(session);
         let said = lines.complete().and_then(|()| {
-            // Counts know no answers from prompts, and no shares of sources.
+            // N-gram counts cannot distinguish answers from prompts, or sources.
             let most = match corpus.has_conversations() || corpus.shares().is_some() {
                 true => 0,
                 false => config.baseline_tokens,
@@ -538,8 +539,8 @@ impl Job<'_> {
     }
 }
 
-/// The configuration with the steps that its time holds about, where it is to end on time and its rate does not fall yet.
-/// A run that goes on stands `at` a state. The command began at `begun`.
+/// The configuration with about as many steps as fit in its time limit, if it has one and its rate is not decaying yet.
+/// A resumed run has the state `at`. The command began at `begun`.
 fn in_time(
     config: &Config,
     session: &Session,
@@ -555,15 +556,15 @@ fn in_time(
     Ok(Config { steps: at.map_or(0, |state| state.step) + steps, ..config.clone() })
 }
 
-/// The run's length, of which a session begins after `first` steps.
+/// The run's length; the session begins after `first` steps.
 fn course(config: &Config, corpus: &Corpus, first: u64) -> Result<Course, Failure> {
-    // Elsewhere tokens are counted by reading all text.
+    // In other cases tokens would be counted by reading all text.
     let alone = corpus.shards().filter(|_| corpus.shares().is_none());
     let epoch = alone.map(|_| corpus.training_tokens()).transpose().map_err(request)?;
     Ok(Course { steps: config.steps, first, stages: config.stages(), epoch })
 }
 
-/// What the run draws of each source of a mixture, for people, a line each.
+/// What the run draws from each source of a mixture, for people, one line each.
 fn drawn(config: &Config, corpus: &Corpus) -> Result<Vec<String>, Failure> {
     let stages = config.stages();
     let tokens = Curriculum::new(&stages).map_err(request)?.tokens(config.steps);
@@ -579,7 +580,7 @@ fn drawn(config: &Config, corpus: &Corpus) -> Result<Vec<String>, Failure> {
     Ok(corpus.drawn(tokens).map_err(request)?.iter().map(line).collect())
 }
 
-/// Says where a run lies and how long it is. `instead_of` so many steps of the preset's, it has as many as fit its text.
+/// Reports the directory and the length of a run. `instead_of` is the preset's number of steps, if the text reduced it.
 fn tell_of_the_run(dir: &Path, course: &Course, instead_of: Option<u64>) {
     let resumed =
         if course.first > 0 { format!(", resumed after step {}", grouped(course.first)) } else { String::new() };
@@ -592,7 +593,7 @@ fn tell_of_the_run(dir: &Path, course: &Course, instead_of: Option<u64>) {
     }
 }
 
-/// What the run is on.
+/// A description of the run's device.
 fn on_device(config: &Config) -> Result<String, Failure> {
     Ok(match config.device()? {
         Device::Cuda(_) => format!("device {}: {}", config.device, gpu_of(config)?),
@@ -600,7 +601,7 @@ fn on_device(config: &Config) -> Result<String, Failure> {
     })
 }
 
-/// The GPU that the run is on; nothing where it is on none.
+/// The GPU of the run; empty if it runs on none.
 fn gpu_of(config: &Config) -> Result<String, Failure> {
     let Device::Cuda(number) = config.device()? else { return Ok(String::new()) };
     let gpu = gpus().into_iter().nth(number as usize).map(|gpu| {
@@ -610,8 +611,8 @@ fn gpu_of(config: &Config) -> Result<String, Failure> {
     Ok(gpu.unwrap_or_default())
 }
 
-/// Refuses a run that with what lies outside the arena, as measured on the GPU, passes the budget asked for. What other
-/// programs hold cannot be told from the context: of the two together no more counts than the plan says.
+/// Refuses a run that exceeds the requested budget with the memory outside the arena, as measured on the GPU. Memory of
+/// other programs cannot be distinguished from that of the context: for both together at most the plan's number counts.
 pub(super) fn within_budget(config: &Config, plan: &Plan, session: &mut Session) -> Result<(), Failure> {
     let (Some(gpu), Some(budget), None) = (session.device.gpu(), config.budget, &config.gpu) else { return Ok(()) };
     let lines = gpu.outside().iter().enumerate();

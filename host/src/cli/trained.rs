@@ -8,7 +8,7 @@ use crate::plan::Sections;
 use crate::run::checkpoint;
 use crate::run::directory::{self, Trained};
 
-/// Positions of a key/value cache where nothing is said: models from elsewhere may have a million.
+/// The default for the most positions of a key/value cache: imported models may have a million.
 const CACHED: u32 = 8192;
 
 /// Which of a run's checkpoints.
@@ -22,7 +22,7 @@ pub enum Which {
 }
 
 impl Which {
-    /// The directory that `dir` means then.
+    /// The directory of this checkpoint of `dir`.
     ///
     /// # Errors
     /// A run without its best checkpoint.
@@ -56,7 +56,7 @@ pub struct TrainedFlags {
 }
 
 impl TrainedFlags {
-    /// The same, of which the directory is that of the checkpoint asked for.
+    /// Replaces the directory by that of the requested checkpoint.
     ///
     /// # Errors
     /// As [`Which::of`].
@@ -66,20 +66,20 @@ impl TrainedFlags {
         Ok(())
     }
 
-    /// The run's configuration on the device asked for.
+    /// The run's configuration on the requested device.
     pub(super) fn config(&self) -> Result<Config, ConfigError> {
         directory::read_config(&self.dir)?.on(self.device.clone())?.in_integers(self.weights.integer())
     }
 
-    /// The model, with room for `sections`.
+    /// The model, with memory for `sections`.
     pub(super) fn load(&self, config: &Config, sections: &Sections) -> Result<Trained, Failure> {
         let mut trained = Trained::load(&self.dir, checkpoint::Weights::averaged(self.averaged), config, sections)?;
         say_warnings(&mut trained.session);
         Ok(trained)
     }
 
-    /// The model, ready to decode `context` tokens; where nothing is said as many as its own context has, up to
-    /// [`CACHED`] of a model that keeps them.
+    /// The model, ready to decode `context` tokens; by default as many as its own context has, up to [`CACHED`] for a
+    /// model with a key/value cache.
     pub(super) fn decoding(&self, context: Option<u32>) -> Result<(Config, Trained), Failure> {
         let mut config = self.config()?;
         let most = if config.span().is_none() { CACHED } else { u32::MAX };

@@ -1,25 +1,26 @@
-//! What a run took, beside what was planned for it.
+//! The resources that a run used, next to its plan.
 
 use crate::plan::{Plan, memory};
 use crate::run::Session;
 use crate::run::outcome::Outcome;
 use capful_base::human_bytes;
 
-/// Memory of the device that a run was on, and how busy a GPU was.
+/// The memory of a run's device, and the load of a GPU.
 #[derive(Debug)]
 pub(super) struct Usage {
-    /// What the plan says is needed at once until training ends: of the GPU where the run was on one, else of main memory.
+    /// The planned bytes in use at the same time until training ends: of the GPU if the run is on one, else of main
+    /// memory.
     pub planned: u64,
-    /// The most main memory until then, where the system says. The baselines that follow use what is free.
+    /// The most main memory until then, if the system tells. The baselines that follow use free memory.
     pub resident: Option<u64>,
-    /// Bytes of the GPU in use by whomever, as its driver reports them at the end of training; nothing without a GPU.
+    /// Bytes of the GPU in use by any process, according to its driver at the end of training; `None` without a GPU.
     pub device: Option<u64>,
     /// Share of the run's time in which the GPU had a step under way.
     pub busy: Option<f64>,
 }
 
 impl Usage {
-    /// Of a run that went as `outcome` says and still holds its arena.
+    /// The usage of a run with this `outcome` that still has its arena.
     pub fn of(plan: &Plan, outcome: &Outcome, session: &mut Session) -> Usage {
         let gpu = session.device.gpu();
         let planned = if gpu.is_some() { plan.needed_bytes } else { plan.until_trained() };
@@ -27,7 +28,7 @@ impl Usage {
         Usage { planned, resident: memory::most_resident(), device, busy: outcome.gpu }
     }
 
-    /// For people.
+    /// The usage as a line for people.
     pub fn line(&self) -> String {
         let planned = format!("{} planned", human_bytes(self.planned));
         if let Some(busy) = self.busy {

@@ -1,4 +1,4 @@
-//! What the runs of a sweep have of their own: lists of values and their product, and tables of runs.
+//! The individual settings of a sweep's runs: lists of values and their product, and tables of runs.
 
 use std::path::Path;
 
@@ -11,18 +11,18 @@ use crate::regular;
 
 /// The most runs of a sweep.
 const MOST: usize = 1000;
-/// The most bytes of a run's name, which is that of a directory.
+/// The most bytes of a run's name, which is the name of a directory.
 const LONGEST: usize = 120;
 
-/// Keys and values, as on the command line; a key of the model or of a group has its table before it, `model.d_model`.
+/// Keys and values, as on the command line; a key of the model or of a group begins with its table, `model.d_model`.
 pub(super) type Varied = Vec<(String, String)>;
 
-/// What a sweep goes over.
+/// The settings that a sweep varies.
 #[derive(Debug, Default)]
 pub(super) struct Vary {
-    /// Each key with its values: the product of all.
+    /// Each key with its values: the sweep has a run for each combination of values.
     lists: Vec<(String, Vec<String>)>,
-    /// Runs one by one, each of which is in the product too.
+    /// Individual runs, each combined with every combination of the lists.
     runs: Vec<Varied>,
 }
 
@@ -31,7 +31,7 @@ fn error<T>(text: String) -> Result<T, ConfigError> {
 }
 
 impl Vary {
-    /// Reads a file of a sweep: the keys of a configuration, and `[vary]` or `[[run]]` beside them.
+    /// Reads a file of a sweep: the keys of a configuration, and in addition `[vary]` or `[[run]]`.
     pub fn read(path: &Path) -> Result<(RawConfig, Vary), ConfigError> {
         let named = |what: &dyn std::fmt::Display| ConfigError(format!("{}: {what}", path.display()));
         let file = std::fs::File::open(path).and_then(|file| regular::bounded_text(file, regular::SETTINGS));
@@ -64,7 +64,7 @@ impl Vary {
         Ok(all)
     }
 
-    /// Adds a list as `--vary` has it, `KEY=V1,V2`.
+    /// Adds a list in the form of `--vary`, `KEY=V1,V2`.
     pub fn flag(&mut self, written: &str) -> Result<(), ConfigError> {
         let Some((key, values)) = written.split_once('=') else {
             return error(format!("--vary {written}: it is written KEY=V1,V2,… as in lr=1e-3,2e-3"));
@@ -84,7 +84,7 @@ impl Vary {
         Ok(())
     }
 
-    /// Every run, what it has of its own, and how that changes the configuration of all.
+    /// Every run: its individual settings, and the common configuration overridden by these.
     pub fn all(&self) -> Result<Vec<(Varied, RawConfig)>, ConfigError> {
         let count = self.lists.iter().try_fold(self.runs.len().max(1), |n, (_, v)| n.checked_mul(v.len()));
         match count.filter(|count| *count <= MOST) {
@@ -106,7 +106,7 @@ impl Vary {
     }
 }
 
-/// The keys of nested tables, each with those above it, and their values.
+/// The keys of nested tables, each with the keys above it, and their values.
 fn leaves(what: &str, value: Value) -> Result<Vec<(String, Value)>, ConfigError> {
     let Value::Table(table) = value else { return error(format!("{what} is no table of keys")) };
     let mut all = Vec::new();
@@ -122,7 +122,7 @@ fn leaves(what: &str, value: Value) -> Result<Vec<(String, Value)>, ConfigError>
     Ok(all)
 }
 
-/// A value of a file as the command line has it.
+/// A value of a file in the form of the command line.
 fn word(key: &str, value: Value) -> Result<String, ConfigError> {
     match value {
         Value::String(text) => Ok(text),
@@ -131,7 +131,7 @@ fn word(key: &str, value: Value) -> Result<String, ConfigError> {
     }
 }
 
-/// What the flags for `varied` say.
+/// The configuration from the flags for `varied`.
 fn overlay(varied: &Varied) -> Result<RawConfig, ConfigError> {
     let mut words = Vec::new();
     for (key, value) in varied {
@@ -155,7 +155,7 @@ fn overlay(varied: &Varied) -> Result<RawConfig, ConfigError> {
         .map_err(|e| ConfigError(format!("--vary: {}", one_line(&e, &[]))))
 }
 
-/// A run's name: what it has of its own, as a directory can be called.
+/// A run's name: its individual settings, in a form that is valid for a directory.
 pub(super) fn name(varied: &Varied) -> String {
     let pairs: Vec<_> = varied.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let safe = |c: char| if c.is_ascii_alphanumeric() || "._-+=,".contains(c) { c } else { '-' };

@@ -93,10 +93,10 @@ impl Vocab {
 
     fn tokenizer(&self) -> Result<Built, Failure> {
         let path = Path::new(&self.tokenizer);
-        // A kind wins over a directory of that name, which can be written as ./word.
+        // A kind takes precedence over a directory of the same name, which can be written as ./word.
         let kind = matches!(self.tokenizer.as_str(), "word" | "byte" | "bpe");
         if path.is_dir() && !kind {
-            // A run keeps its tokenizer beside its checkpoints; a checkpoint holds a copy.
+            // A run stores its tokenizer next to its checkpoints; a checkpoint has a copy.
             let dir = if path.join(tokenizer::FILE_NAME).exists() {
                 path.to_owned()
             } else {

@@ -1,4 +1,4 @@
-//! What else is shown of a run: lines of JSON, and the page that is served.
+//! Additional outputs of a run: lines of JSON, and the served page.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::report::known::Known;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::train::Observer;
 
-/// Lines of JSON on standard output. One that cannot be written is no reason to stop training.
+/// Lines of JSON on standard output. A line that cannot be written does not stop the training.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// Why the first of them was lost.
+    /// The error of the first lost line.
     lost: Option<io::Error>,
 }
 
@@ -26,7 +26,7 @@ impl Lines {
         self.lost = self.lost.take().or(written.err());
     }
 
-    /// Whether all of them were written, or their reader went away.
+    /// Whether all lines were written, or the reader went away.
     pub fn complete(self) -> Result<(), Failure> {
         match self.lost.filter(|e| e.kind() != io::ErrorKind::BrokenPipe) {
             Some(error) => Err(lost(error)),
@@ -35,7 +35,7 @@ impl Lines {
     }
 }
 
-/// Who is shown what a run logs.
+/// The receivers of what a run logs.
 pub(super) struct Watched<'a> {
     /// Standard output.
     pub lines: Option<&'a mut Lines>,
@@ -63,11 +63,12 @@ impl Observer for Watched<'_> {
     }
 }
 
-/// Serves the page of the run of `config` in `dir`, and says where. A run goes on without a page that cannot be made.
+/// Serves the page of the run of `config` in `dir`, and reports its address. A run continues without a page that cannot
+/// be made.
 pub(super) fn served(bound: Bound, dir: &Path, config: &Config) -> Option<Live> {
     let address = bound.address();
     let live = Known::of(dir).map_err(|e| e.to_string()).and_then(|known| {
-        // What is saved is that of before until a step went well.
+        // The saved configuration is the previous one until a step has succeeded.
         bound.serve(Known { config: config.clone(), ..known }).map_err(|e| e.to_string())
     });
     match live {

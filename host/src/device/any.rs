@@ -7,22 +7,22 @@ use capful_core::memory::{Dtype, Region, Role};
 
 use super::cpu::{Cpu, CpuProfile};
 use super::cuda::{self, Cuda, CudaProfile, Products};
-use super::{Allocation, DeviceError, Others, Storage};
+use super::{Allocation, Collectives, DeviceError, Storage};
 use crate::ranks::SharedPeers;
 use capful_device::Reference;
 
-/// What the configured device implies for memory.
+/// The memory properties of the configured device.
 #[derive(Debug, Clone)]
 pub enum AnyProfile {
-    /// SIMD and threads.
+    /// The CPU, with SIMD and threads.
     Cpu(CpuProfile),
-    /// Plain loops.
+    /// The reference device, with plain loops.
     Reference(Single),
     /// A CUDA GPU.
     Cuda {
-        /// Its number.
+        /// The GPU's number.
         gpu: u32,
-        /// Its memory.
+        /// The GPU's memory properties.
         profile: CudaProfile,
     },
 }
@@ -31,7 +31,7 @@ impl AnyProfile {
     /// Whether the device is there, before anything is read or allocated for it.
     ///
     /// # Errors
-    /// What is missing.
+    /// The reason why the device is not available.
     pub fn require(&self) -> Result<(), DeviceError> {
         match self {
             AnyProfile::Cuda { gpu, profile } => Ok(cuda::require(*gpu, profile.precision)?),
@@ -83,26 +83,27 @@ impl Profile for AnyProfile {
 
 /// The configured device.
 pub enum AnyDevice {
-    /// SIMD and threads.
+    /// The CPU, with SIMD and threads.
     Cpu(Cpu),
-    /// Plain loops.
+    /// The reference device, with plain loops.
     Reference(Reference),
     /// A CUDA GPU.
     Cuda(Box<Cuda>),
 }
 
-/// Results on their way out of a device: of the region they were asked from, where the device is main memory.
+/// Requested results of a step: a copy that is under way, or the region to read from if the device computes in main
+/// memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Ticket {
     region: Region,
-    /// The step that it is of, in main memory.
+    /// The number of the step, in main memory.
     step: u64,
     pending: Option<cuda::Pending>,
 }
 
 impl AnyDevice {
-    /// Starts the device with an arena of `bytes`, zeroed, `scratch` inside it, and `staging` bytes for the inputs and
-    /// results of a step where they go through pinned memory.
+    /// Starts the device with a zeroed arena of `bytes` that contains `scratch`, and with `staging` bytes of pinned
+    /// memory for the inputs and results of a step where the device needs it.
     ///
     /// # Errors
     /// The system refuses the memory or the threads; there is no such GPU, or too little memory on it.
@@ -110,7 +111,7 @@ impl AnyDevice {
         match profile {
             AnyProfile::Cpu(profile) => Ok(AnyDevice::Cpu(Cpu::start(profile, Allocation::new(bytes)?, scratch)?)),
             AnyProfile::Reference(_) => {
-                Ok(AnyDevice::Reference(Reference { memory: Allocation::new(bytes)?, others: Others::default() }))
+                Ok(AnyDevice::Reference(Reference { memory: Allocation::new(bytes)?, others: Collectives::default() }))
             }
             AnyProfile::Cuda { gpu, profile } => {
                 let room = cuda::Room { arena: bytes, scratch, staging };
@@ -125,7 +126,7 @@ impl AnyDevice {
         }
     }
 
-    /// Zeros its arena, behind what was queued.
+    /// Zeroes the arena after all queued work.
     ///
     /// # Errors
     /// A lost GPU.
@@ -138,7 +139,7 @@ impl AnyDevice {
         Ok(())
     }
 
-    /// Bytes of its arena, as allocated.
+    /// Number of bytes of the arena.
     pub fn arena_bytes(&mut self) -> u64 {
         match self {
             AnyDevice::Cpu(device) => device.memory.bytes(),
@@ -147,12 +148,12 @@ impl AnyDevice {
         }
     }
 
-    /// Threads that a preparation on this machine may take.
+    /// Number of threads that a preparation on this machine may use.
     pub fn threads(&self) -> usize {
         std::thread::available_parallelism().map_or(1, |n| n.get())
     }
 
-    /// The GPU, where there is one: it runs what was queued while the host goes on.
+    /// The GPU, if this device is one: it runs queued work while the host continues.
     pub fn gpu(&mut self) -> Option<&mut Cuda> {
         match self {
             AnyDevice::Cuda(device) => Some(device),
@@ -160,10 +161,10 @@ impl AnyDevice {
         }
     }
 
-    /// Begins a step: its inputs are queued next.
+    /// Begins a step; the step's inputs are queued next.
     ///
     /// # Errors
-    /// What went wrong in a step before.
+    /// An error of an earlier step.
     pub fn next_step(&mut self) -> Result<(), DeviceError> {
         if let AnyDevice::Cuda(device) = self {
             return Ok(device.next_step()?);
@@ -174,7 +175,7 @@ impl AnyDevice {
         Ok(())
     }
 
-    /// The arena, where it lies in main memory.
+    /// The arena, if it is in main memory.
     fn memory(&mut self) -> Option<&mut Allocation> {
         match self {
             AnyDevice::Cpu(device) => Some(&mut device.memory),
@@ -183,10 +184,10 @@ impl AnyDevice {
         }
     }
 
-    /// Writes a step's input, in the region's own type, behind what was queued.
+    /// Writes a step's input, in the region's own type, after all queued work.
     ///
     /// # Errors
-    /// A region beyond the arena, a lost device.
+    /// A region outside the arena, a lost device.
     pub fn queue_write(&mut self, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
         match self {
             AnyDevice::Cuda(device) => Ok(device.queue_write(region, bytes)?),
@@ -194,10 +195,10 @@ impl AnyDevice {
         }
     }
 
-    /// Ends a step by asking for a region's bytes.
+    /// Ends a step and requests the bytes of a region as its results.
     ///
     /// # Errors
-    /// A region beyond the arena, a lost device.
+    /// A region outside the arena, a lost device.
     pub fn queue_read(&mut self, region: Region) -> Result<Ticket, DeviceError> {
         let pending = match self {
             AnyDevice::Cuda(device) => Some(device.queue_read(region)?),
@@ -207,11 +208,11 @@ impl AnyDevice {
         Ok(Ticket { region, step, pending })
     }
 
-    /// What was asked for; waits for that step. At most one more step may have been begun since, and in main memory
-    /// none.
+    /// Waits for the step of `ticket` and returns its results. At most one more step may have been begun since then,
+    /// and in main memory none.
     ///
     /// # Errors
-    /// What went wrong in that step; others have taken the results' place.
+    /// An error in that step; results that a later step has overwritten.
     pub fn results(&mut self, ticket: Ticket, bytes: &mut [u8]) -> Result<(), DeviceError> {
         match (ticket.pending, &mut *self) {
             (Some(pending), AnyDevice::Cuda(device)) => {
@@ -222,11 +223,12 @@ impl AnyDevice {
         }
     }
 
-    /// As [`AnyDevice::results`], for a step that is over in less than a millisecond: wakes up no one. A GPU's lie in
-    /// pinned memory already, and are not copied to `bytes`: they are given to change at will.
+    /// Returns results as [`AnyDevice::results`] does, for a step of less than a millisecond: no other thread is woken.
+    /// The results of a GPU are in pinned memory already and are not copied to `bytes`: the caller receives that memory
+    /// and may change it.
     ///
     /// # Errors
-    /// What went wrong in that step.
+    /// An error in that step.
     pub fn results_soon<'a>(&'a mut self, ticket: Ticket, bytes: &'a mut [u8]) -> Result<&'a mut [u8], DeviceError> {
         let AnyDevice::Cuda(device) = self else {
             return self.read_of(ticket, bytes).map(|()| bytes);
@@ -235,7 +237,7 @@ impl AnyDevice {
         Ok(device.results_soon(pending)?)
     }
 
-    /// What was asked for in main memory, unless a later step has written over it.
+    /// Reads the requested results from main memory, unless a later step has overwritten them.
     fn read_of(&mut self, ticket: Ticket, bytes: &mut [u8]) -> Result<(), DeviceError> {
         let (step, now) = (ticket.step, self.memory().map_or(0, |memory| memory.steps));
         if now > step {
@@ -250,16 +252,17 @@ impl AnyDevice {
     /// Runs operations one after the other.
     ///
     /// # Errors
-    /// What one of them could not do.
+    /// An operation that failed.
     pub fn run_all(&mut self, ops: &[Op]) -> Result<(), DeviceError> {
         ops.iter().try_for_each(|op| self.run(op)).map_err(|e| self.explain(e))
     }
 
-    /// The same of programs that follow each other: on a GPU recorded together under `key` at the first call and replayed at
-    /// every call. While it is tuned, the same kernels are queued without a recording.
+    /// Runs programs one after the other. A GPU records them together under `key` at the first call and replays the
+    /// recording at every call. While matrix multiplications are being tuned, the same kernels are queued without a
+    /// recording.
     ///
     /// # Errors
-    /// What one of them could not do.
+    /// An operation that failed.
     pub fn replay(&mut self, key: u64, programs: &[&[Op]]) -> Result<(), DeviceError> {
         let Some(gpu) = self.gpu() else {
             return programs.iter().try_for_each(|ops| self.run_all(ops));
@@ -277,7 +280,7 @@ impl AnyDevice {
         Ok(gpu.replay_recorded(key)?)
     }
 
-    /// Joins the ranks that `peers` reaches.
+    /// Connects the device with the ranks of `peers`.
     ///
     /// # Errors
     /// A GPU without NCCL.
@@ -290,8 +293,8 @@ impl AnyDevice {
         Ok(())
     }
 
-    /// The other ranks, as main memory reaches them.
-    fn others(&mut self) -> Option<&mut Others> {
+    /// The connection to other ranks from main memory.
+    fn others(&mut self) -> Option<&mut Collectives> {
         match self {
             AnyDevice::Cpu(device) => Some(&mut device.others),
             AnyDevice::Reference(device) => Some(&mut device.others),
@@ -299,9 +302,9 @@ impl AnyDevice {
         }
     }
 
-    /// Why an operation failed, in one line.
+    /// The reason why an operation failed, in one line.
     pub fn explain(&mut self, error: OperationError) -> DeviceError {
-        if let Some(failure) = self.others().and_then(Others::take_failure) {
+        if let Some(failure) = self.others().and_then(Collectives::take_failure) {
             return failure;
         }
         match self.gpu().and_then(|gpu| gpu.take_failure()) {

@@ -1,4 +1,4 @@
-//! The time of each operation of a program, run in its place among the others.
+//! Measures the time of each operation of a program, run in its place among the others.
 
 use std::time::Instant;
 
@@ -7,25 +7,26 @@ use capful_core::device::{Device as _, Op};
 use super::cuda::TimedGraph;
 use super::{AnyDevice, DeviceError};
 
-/// A program made ready to be timed.
+/// A program prepared for timing.
 pub struct Stopwatch {
-    /// On a GPU, whose operations are queued and not over when `run` returns.
+    /// The recorded program on a GPU, whose operations are only queued when `run` returns.
     graph: Option<TimedGraph>,
 }
 
 impl AnyDevice {
-    /// Makes `ops` ready to be timed. Nothing runs.
+    /// Prepares `ops` for timing. Runs no operation.
     ///
     /// # Errors
-    /// What an operation could not do.
+    /// An operation that failed.
     pub fn stopwatch(&mut self, ops: &[Op]) -> Result<Stopwatch, DeviceError> {
         Ok(Stopwatch { graph: self.gpu().map(|gpu| gpu.record_timed(ops)).transpose()? })
     }
 
-    /// Runs `ops` and waits for them: the seconds of each, from the end of the one before it to its own.
+    /// Runs `ops` and waits for them: returns the seconds of each operation, from the end of the operation before it to
+    /// its own end.
     ///
     /// # Errors
-    /// What one of them could not do.
+    /// An operation that failed.
     pub fn run_timed(&mut self, ops: &[Op], stopwatch: &Stopwatch) -> Result<Vec<f64>, DeviceError> {
         if let (Some(graph), Some(gpu)) = (&stopwatch.graph, self.gpu()) {
             return Ok(gpu.replay_timed(graph)?);

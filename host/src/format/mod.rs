@@ -1,4 +1,4 @@
-//! Files that others read and write too.
+//! File formats shared with other programs.
 
 pub mod export;
 pub mod firmware;

@@ -1,4 +1,4 @@
-//! Weights of a file, turned into integers as they are read. Rounding only: see [`quantise_row`].
+//! Converts the weights of a file to integers while they are read. Only by rounding: see [`quantise_row`].
 
 use capful_core::integer::{Integer, quantise_row};
 use capful_core::memory::{Entry, Region};
@@ -6,14 +6,14 @@ use capful_core::memory::{Entry, Region};
 use super::safetensors::{TensorFileError, VisitRow};
 use crate::device::{DeviceError, Storage};
 
-/// Shows the tensor of a name, of the shape of a region, row by row in f32.
+/// Passes the tensor of a name, with the shape of a region, row by row in f32 to a function.
 pub type ReadRows<'a> = &'a mut dyn FnMut(&str, &Region, VisitRow<'_>) -> Result<(), TensorFileError>;
 
-/// Reads every weight of `weights`, which are in integers, from the tensor of its name by `read`, and writes its codes,
-/// and its scales where the entry of its name in `scales` lies.
+/// Reads every integer weight of `weights` from the tensor of its name with `read`, and writes its codes, and its
+/// scales to the region of the entry in `scales` with the same name.
 ///
 /// # Errors
-/// Those of `read`; a device that refuses.
+/// Errors of `read`; a device that refuses.
 pub fn read_into(
     read: ReadRows<'_>,
     weights: &[Entry],
@@ -32,7 +32,7 @@ pub fn read_into(
         for layer in 0..weight.slot.layers {
             let mut rows = Rows::new(integer, [weight, scale].map(|entry| entry.place.at(layer)));
             for (name, to) in weight.tensors().filter(|(name, _)| name.layer() == layer) {
-                // Of the whole weight, whose rows are in pairs across the tensors that it consists of.
+                // The first row, counted in the whole weight, whose rows form pairs across its tensors.
                 let first = ((to.offset - rows.weight.offset) / to.dtype.row_bytes(columns)) as u32;
                 read(&name.to_string(), &to, &mut |r, row| {
                     quantise_row(integer, row, group, &mut codes, &mut halves);
@@ -45,15 +45,16 @@ pub fn read_into(
     Ok(())
 }
 
-/// Bytes of codes that are written at once.
+/// Bytes of codes that are written at a time.
 const BLOCK: usize = 1 << 20;
 
-/// Rows of a weight that wait to be written: those of a pair share their bytes, and a GPU takes few large pieces faster.
+/// Rows of a weight that wait to be written: the rows of a pair share their bytes, and a GPU writes few large pieces
+/// faster.
 struct Rows {
     integer: Integer,
     weight: Region,
     scales: Region,
-    /// The first of them, an even one, and how many.
+    /// The first of these rows, which is even, and their number.
     first: u32,
     count: u32,
     codes: Vec<u8>,
@@ -68,7 +69,7 @@ impl Rows {
         Rows { integer, weight, scales, first: 0, count: 0, codes, halves }
     }
 
-    /// Takes row `r`; rows come in their order.
+    /// Adds row `r`; rows come in order.
     fn put(&mut self, r: u32, codes: &[u8], halves: &[u16], device: &mut dyn Storage) -> Result<(), DeviceError> {
         if (r - self.first) as usize * halves.len() >= self.halves.len() {
             self.write(device)?;
@@ -82,9 +83,9 @@ impl Rows {
         Ok(())
     }
 
-    /// Writes what is there.
+    /// Writes the waiting rows.
     fn write(&mut self, device: &mut dyn Storage) -> Result<(), DeviceError> {
-        // With the other row of the last one's pair.
+        // Including the second row of the last pair.
         let whole = self.count.next_multiple_of(2).min(self.weight.rows() - self.first);
         let codes = self.weight.slice_rows(self.first, whole);
         device.write(codes, &self.codes[..codes.bytes() as usize])?;
@@ -103,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    /// Memory that is written by bytes.
+    /// Memory that is written in bytes.
     struct Memory(Vec<u64>);
 
     impl Storage for Memory {
@@ -119,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Of more rows than are written at once, in parts whose rows are pairs of each other's.
+    /// With more rows than are written at a time, in parts with pairs of rows across their boundaries.
     #[test]
     fn every_row_is_where_it_belongs_whatever_parts_and_blocks_it_lies_in() {
         for integer in [Integer::Int8, Integer::Int4] {

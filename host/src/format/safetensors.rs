@@ -1,7 +1,7 @@
-//! The safetensors format: a length, a header in JSON, the tensors' bytes.
+//! The safetensors format: a length, a header in JSON, the bytes of the tensors.
 //!
-//! Written in pieces from the device, with storage that does not grow with the model; read by the header first, so
-//! that nothing is trusted before it was checked.
+//! Files are written in pieces from the device, with storage that does not grow with the model; a file is read header
+//! first, so that nothing is used before it was checked.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -27,10 +27,10 @@ pub enum TensorFileError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// The file is not what it should be.
+    /// The file is malformed.
     #[error("{path}: {what}", path = path.display())]
     Damaged {
         /// The file.
@@ -38,7 +38,7 @@ pub enum TensorFileError {
         /// What is wrong.
         what: String,
     },
-    /// The file's numbers are of no use.
+    /// The file has unusable numbers.
     #[error("{path}: {name} holds numbers that are not finite; it is damaged, use another checkpoint", path = path.display())]
     NotFinite {
         /// The file.
@@ -52,13 +52,13 @@ pub enum TensorFileError {
 }
 
 impl TensorFileError {
-    /// Whether it was no error: somebody ended the work.
+    /// Whether this is an interruption and not an error.
     pub fn is_interruption(&self) -> bool {
         matches!(self, TensorFileError::Io { source, .. } if source.kind() == io::ErrorKind::Interrupted)
     }
 }
 
-/// A region's shape as others write it: a vector has one dimension, a matrix two.
+/// A region's shape in files: a vector has one dimension, a matrix two.
 pub(super) fn file_shape(region: &Region) -> &[u32] {
     let first = region.shape.iter().position(|&n| n != 1).unwrap_or(3);
     &region.shape[first..]
@@ -66,7 +66,7 @@ pub(super) fn file_shape(region: &Region) -> &[u32] {
 
 const fn file_type(dtype: Dtype) -> FileDtype {
     match dtype {
-        // Remainders are joined with their weights.
+        // Remainders are joined with their weights to f32.
         Dtype::F32 | Dtype::Remainder | Dtype::Remainder8 => FileDtype::F32,
         Dtype::Bf16 => FileDtype::BF16,
         Dtype::U32 => FileDtype::U32,
@@ -75,7 +75,7 @@ const fn file_type(dtype: Dtype) -> FileDtype {
         Dtype::F16 => FileDtype::F16,
         // Blocks are rows of bytes in files.
         Dtype::I8 | Dtype::Moment8 | Dtype::Square8 => FileDtype::I8,
-        // A file has no type for two codes a byte.
+        // The file format has no type with two codes in a byte.
         Dtype::I4 => FileDtype::U8,
     }
 }
@@ -88,7 +88,7 @@ fn file_bytes(region: &Region) -> u64 {
     }
 }
 
-/// Counts what is written to it.
+/// Counts the bytes written to it.
 struct Counter(u64);
 
 impl Write for Counter {
@@ -117,7 +117,7 @@ fn write_header(entries: &[Entry], out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"}")
 }
 
-/// Bytes before the tensors', and of all of the file.
+/// Bytes before the tensors, and bytes of the whole file.
 fn sizes(entries: &[Entry]) -> io::Result<(u64, u64)> {
     let mut header = Counter(0);
     write_header(entries, &mut header)?;
@@ -125,7 +125,8 @@ fn sizes(entries: &[Entry]) -> io::Result<(u64, u64)> {
     Ok((begin, begin + entries.iter().flat_map(Entry::tensors).map(|(_, region)| file_bytes(&region)).sum::<u64>()))
 }
 
-/// Makes the file of `entries`, each region a tensor: its header, and room for the numbers, which [`write_part`] writes.
+/// Creates the file of `entries`, each region a tensor: writes its header, and reserves room for the numbers, which
+/// [`write_part`] writes.
 ///
 /// # Errors
 /// The file system.
@@ -145,12 +146,12 @@ pub fn begin(path: &Path, entries: &[Entry]) -> Result<(), TensorFileError> {
     file.set_len(bytes).and_then(|()| file.sync_all()).map_err(io)
 }
 
-/// Writes the part of rank `rank` of `ranks` to a file that was begun, through `staging`, and syncs it: of tables that ranks
-/// share what it holds, of the rest a piece in turn. Remainders are joined with those of `weights` that they are of. Gives
-/// the digest of the file where one rank writes all of it.
+/// Writes the part of rank `rank` of `ranks` to a file that was created, through `staging`, and syncs it: of tables
+/// that ranks share the rank's own share, of other tensors a piece in turn. Remainders are joined with their weights,
+/// found in `weights`. Returns the digest of the file if a single rank writes all of it.
 ///
 /// # Errors
-/// The file system (a full disk, say) or the device.
+/// The file system (for example a full disk) or the device.
 pub fn write_part(
     path: &Path,
     [entries, weights]: [&[Entry]; 2],
@@ -166,7 +167,8 @@ pub fn write_part(
         if weight.is_none() && is_remainder(region.dtype) {
             return Err(DeviceError::Failed("remainders are saved without their weights".to_owned()).into());
         }
-        // Of remainders both parts and what they make lie in the staging: eight bytes an element at most.
+        // For remainders both parts and the joined numbers are in the staging buffer: at most eight bytes for each
+        // element.
         let times = Dtype::F32.size() / region.dtype.size();
         let most = staging.len() / 8 * region.dtype.size() as usize;
         let [most, times] = if weight.is_some() { [most, times as usize] } else { [staging.len(), 1] };
@@ -201,7 +203,7 @@ pub fn write_part(
     synced.map_err(io)
 }
 
-/// Syncs a file that was written, and reads it meanwhile through `staging` for its digest: a disk takes longer.
+/// Syncs a written file, and at the same time reads it through `staging` for its digest: the disk takes longer.
 fn sync_and_digest(mut file: &File, staging: &mut [u8]) -> io::Result<u64> {
     file.rewind()?;
     thread::scope(|scope| {
@@ -213,7 +215,7 @@ fn sync_and_digest(mut file: &File, staging: &mut [u8]) -> io::Result<u64> {
     })
 }
 
-/// The tensors of `entry`, each of remainders with the weight that it is of, of those of `weights`.
+/// The tensors of `entry`; each tensor of remainders together with its weight, found in `weights`.
 fn with_weights<'w>(entry: &Entry, weights: &'w [Entry]) -> impl Iterator<Item = (Region, Option<Region>)> + use<'w> {
     let Entry { slot, .. } = *entry;
     let own = weights.iter().find(|weight| is_remainder(slot.dtype) && weight.slot.name == slot.name);
@@ -221,12 +223,12 @@ fn with_weights<'w>(entry: &Entry, weights: &'w [Entry]) -> impl Iterator<Item =
     entry.tensors().map(move |(_, region)| (region, own.next().map(|(_, weight)| weight)))
 }
 
-/// Whether elements are what bf16 lack of f32.
+/// Whether elements are the remainders of bf16 to f32.
 const fn is_remainder(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::Remainder | Dtype::Remainder8)
 }
 
-/// The f32 of a piece of weights and of their remainders, in `staging`, of eight bytes an element.
+/// The f32 of a piece of weights and of their remainders, in `staging`, with eight bytes for each element.
 fn joined<'s>(
     [weights, remainders]: [Region; 2],
     device: &mut dyn Storage,
@@ -248,7 +250,8 @@ fn joined<'s>(
     Ok(whole)
 }
 
-/// Cuts a region into pieces of at most `bytes`; each is shown with its first byte's place in the region.
+/// Divides a region into pieces of at most `bytes`, and calls a function with each piece and the offset of its first
+/// byte in the region.
 fn in_pieces(
     region: Region,
     bytes: usize,
@@ -264,7 +267,7 @@ fn in_pieces(
     Ok(())
 }
 
-/// Takes a row of a tensor, with its number.
+/// Receives a row of a tensor, with its number.
 pub type VisitRow<'a> = &'a mut dyn FnMut(u32, &[f32]) -> Result<(), TensorFileError>;
 
 /// A file whose header was read and checked.
@@ -276,14 +279,14 @@ pub struct TensorFile {
     data: u64,
 }
 
-/// The longest header that is believed: names of a hundred thousand tensors.
+/// The longest accepted header: names of a hundred thousand tensors.
 const LONGEST_HEADER: u64 = 32 << 20;
 
 impl TensorFile {
     /// Opens a file and checks its header against its length.
     ///
     /// # Errors
-    /// A file that is missing, truncated or no safetensors file.
+    /// A file that is missing, truncated or not a safetensors file.
     pub fn open(path: &Path) -> Result<TensorFile, TensorFileError> {
         let io = |source| TensorFileError::Io { path: path.to_owned(), source };
         let damaged = |what: String| TensorFileError::Damaged { path: path.to_owned(), what };
@@ -309,12 +312,12 @@ impl TensorFile {
         Ok(TensorFile { path: path.to_owned(), file, header, data: length + 8 })
     }
 
-    /// Whether a tensor's name begins with `prefix`.
+    /// Whether the name of some tensor begins with `prefix`.
     pub fn has(&self, prefix: &str) -> bool {
         self.header.tensors().keys().any(|name| name.starts_with(prefix))
     }
 
-    /// Its path.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -324,22 +327,23 @@ impl TensorFile {
         self.header.offset_keys()
     }
 
-    /// The elements' type and the shape of a tensor; nothing where there is none of this name.
+    /// The element type and the shape of a tensor; `None` if there is no tensor of this name.
     pub fn describe(&self, name: &str) -> Option<(FileDtype, &[usize])> {
         self.header.info(name).map(|info| (info.dtype, info.shape.as_slice()))
     }
 
-    /// That the tensor `name` has numbers that are not finite.
+    /// The error that the tensor `name` has numbers that are not finite.
     pub(super) fn not_finite(&self, name: &str) -> TensorFileError {
         TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() }
     }
 
-    /// Bytes of a tensor; 0 where there is none of this name.
+    /// Bytes of a tensor; 0 if there is no tensor of this name.
     pub fn bytes(&self, name: &str) -> u64 {
         self.header.info(name).map_or(0, |info| (info.data_offsets.1 - info.data_offsets.0) as u64)
     }
 
-    /// Fills `numbers` with those of the tensor `name`, f32, f16 or bf16, from element `first` on, through `bytes`.
+    /// Fills `numbers` with elements of the tensor `name`, in f32, f16 or bf16, from element `first` on; `bytes` is a
+    /// buffer.
     ///
     /// # Errors
     /// A tensor that is missing, shorter or of another type; numbers that are not finite.
@@ -386,19 +390,19 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Reads every region of `entries` from the tensor of its name. Floating-point types are turned into each other, to
-    /// the nearest, where file and region differ.
+    /// Reads every region of `entries` from the tensor of its name. If file and region have different floating-point
+    /// types, the numbers are converted, rounded to nearest.
     ///
     /// # Errors
-    /// A tensor that is missing, of another shape (both are named) or another type; numbers that are not finite. Only the
-    /// last is found on the way.
+    /// A tensor that is missing, of another shape (the error has both) or another type; numbers that are not finite.
+    /// Only the last error is found after some tensors were already written.
     pub fn read_into(
         &mut self,
         entries: &[Entry],
         device: &mut dyn Storage,
         staging: &mut [u8],
     ) -> Result<(), TensorFileError> {
-        // All of the header is checked before anything is written: a refused file changes nothing.
+        // The whole header is checked before anything is written: a refused file changes nothing.
         let tensors = || entries.iter().flat_map(|entry| entry.tensors().map(|tensor| (entry.slot.role, tensor)));
         for (_, (name, region)) in tensors() {
             self.find(&name.to_string(), &region)?;
@@ -425,17 +429,17 @@ impl TensorFile {
         } else {
             self.convert(start, dtype, region, device, staging)?
         };
-        // What is no parameter and no moment may be what it likes.
+        // Tensors other than parameters and moments may have any bits.
         if !finite && role != Role::State {
             return Err(self.not_finite(name));
         }
         Ok(())
     }
 
-    /// Shows the tensor `name`, of the shape of `region`, row by row in f32.
+    /// Passes the tensor `name`, with the shape of `region`, row by row in f32 to `visit`.
     ///
     /// # Errors
-    /// A tensor that is missing, of another shape or of another type; numbers that are not finite; what `visit` says.
+    /// A tensor that is missing, of another shape or of another type; numbers that are not finite; errors of `visit`.
     pub fn rows(&mut self, name: &str, region: &Region, visit: VisitRow<'_>) -> Result<(), TensorFileError> {
         let (start, dtype) = self.find(name, region)?;
         let io = |source| TensorFileError::Io { path: self.path.clone(), source };
@@ -459,7 +463,7 @@ impl TensorFile {
         Ok(())
     }
 
-    /// First byte and type of the tensor `name`, which a region can take.
+    /// First byte and type of the tensor `name`, if it can be read into `region`.
     ///
     /// # Errors
     /// As [`TensorFile::read_into`].
@@ -477,7 +481,7 @@ impl TensorFile {
         }
         let turns = match info.dtype {
             FileDtype::F32 | FileDtype::F16 | FileDtype::BF16 => region.dtype != Dtype::U32,
-            // Ids and bytes are no numbers: they turn into nothing else.
+            // Ids and bytes are not converted to any other type.
             FileDtype::U32 => region.dtype == Dtype::U32,
             FileDtype::I8 => region.dtype == Dtype::I8,
             _ => false,
@@ -488,7 +492,7 @@ impl TensorFile {
         Ok((self.data + info.data_offsets.0 as u64, info.dtype))
     }
 
-    /// Fills `bytes` with those of the tensor `name` from byte `at` on.
+    /// Fills `bytes` with bytes of the tensor `name`, from byte `at` on.
     ///
     /// # Errors
     /// A tensor that is missing or shorter; a file that cannot be read.
@@ -502,10 +506,10 @@ impl TensorFile {
         self.file.read_exact(bytes).map_err(io)
     }
 
-    /// Shows the bytes of the tensor `name` in pieces.
+    /// Passes the bytes of the tensor `name` in pieces to `visit`.
     ///
     /// # Errors
-    /// A file that cannot be read, numbers that are not finite, or what `visit` says.
+    /// A file that cannot be read, numbers that are not finite, or errors of `visit`.
     pub fn read_bytes(
         &mut self,
         name: &str,
@@ -526,7 +530,7 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Fills a region of another type than the tensor's; gives whether all numbers are finite.
+    /// Fills a region of another type than the tensor's; returns whether all numbers are finite.
     fn convert(
         &mut self,
         start: u64,
@@ -538,7 +542,7 @@ impl TensorFile {
         let (path, file, mut finite) = (&self.path, &mut self.file, true);
         let io = |source| TensorFileError::Io { path: path.clone(), source };
         let width = if from == FileDtype::F32 { 4 } else { 2 };
-        // Both forms of a piece lie in the staging: eight bytes an element at most.
+        // Both forms of a piece are in the staging buffer: at most eight bytes for each element.
         in_pieces(region, staging.len() / 8 * region.dtype.size() as usize, |at, piece| {
             let count = piece.elements() as usize;
             let (read, written) = staging.split_at_mut(count * width);
@@ -546,7 +550,7 @@ impl TensorFile {
             file.seek(SeekFrom::Start(start + at / region.dtype.size() * width as u64)).map_err(io)?;
             file.read_exact(read).map_err(io)?;
             finite &= all_finite(read, from);
-            // No loop with a match in it: each is done by vectors.
+            // No loop contains a match, so that each loop is vectorised.
             match from {
                 FileDtype::F32 => put(read.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)), region, written),
                 FileDtype::F16 => {
@@ -559,7 +563,7 @@ impl TensorFile {
         Ok(finite)
     }
 
-    /// Fills a region of the tensor's type; gives whether all numbers are finite.
+    /// Fills a region of the tensor's type; returns whether all numbers are finite.
     fn copy(
         &mut self,
         start: u64,
@@ -580,7 +584,7 @@ impl TensorFile {
     }
 }
 
-/// The numbers in the type of `region`: as they are, what their bf16 lack, or as bf16, to the nearest.
+/// Writes the numbers in the type of `region`: unchanged, as remainders, or as bf16, rounded to nearest.
 fn put(numbers: impl Iterator<Item = f32>, region: Region, written: &mut [u8]) {
     match region.dtype {
         Dtype::F32 => numbers.zip(written.as_chunks_mut().0).for_each(|(x, y)| *y = x.to_le_bytes()),
@@ -592,10 +596,10 @@ fn put(numbers: impl Iterator<Item = f32>, region: Region, written: &mut [u8]) {
     }
 }
 
-/// Whether little-endian numbers of type `dtype` are finite: not all bits of an exponent are set. Other than f32, f16 and
-/// bf16 everything is.
+/// Whether little-endian numbers of type `dtype` are finite: not all bits of an exponent are set. For types other than
+/// f32, f16 and bf16 the result is true.
 pub(super) fn all_finite(bytes: &[u8], dtype: FileDtype) -> bool {
-    // Without an early end, so that it is done by vectors.
+    // Without an early exit, so that the loop is vectorised.
     let halves = |mask: u16| {
         let words = bytes.as_chunks().0.iter().map(|x| u16::from_le_bytes(*x) & mask);
         !words.fold(false, |any, exponent| any | (exponent == mask))

@@ -1,4 +1,4 @@
-//! An optimizer's states that a file has in another type than the run: f32 and blocks of 8 bits, turned into each other.
+//! Converts an optimizer's states if the file has another type than the run: between f32 and blocks of 8 bits.
 
 use capful_core::compressed::{BLOCK, BYTES, Block, Code};
 use capful_core::memory::{Dtype, Entry, Region};
@@ -8,12 +8,12 @@ use safetensors::Dtype as FileDtype;
 use super::safetensors::{TensorFile, TensorFileError, all_finite, file_shape};
 use crate::device::Storage;
 
-/// Bytes of the staging that a block takes, in both types.
+/// Bytes of the staging buffer for a block, in both types.
 const PIECE: usize = BYTES + 4 * BLOCK;
 
-/// Whether rules keep numbers that are never negative under names that begin so.
+/// Whether states whose names begin with `prefix` are never negative.
 fn are_squares(prefix: &str) -> bool {
-    // Which constants does not matter.
+    // The values of the constants are irrelevant.
     let constants = Constants {
         beta1: 0.5,
         beta2: 0.5,
@@ -27,12 +27,12 @@ fn are_squares(prefix: &str) -> bool {
     rules.flat_map(|rule| rule.states()).any(|state| matches!(state, State::Squares(own) if *own == prefix))
 }
 
-/// What blocks of `entry` mean.
+/// The code of the blocks of `entry`.
 fn code(entry: &Entry) -> Code {
     if are_squares(entry.slot.prefix) { Code::Square } else { Code::Moment }
 }
 
-/// `entry` as it would be in a run that keeps it in the other of both types.
+/// `entry` in a run that stores it in the other of both types.
 fn other(entry: &Entry) -> Entry {
     let dtype = match (entry.slot.dtype, code(entry)) {
         (Dtype::F32, Code::Moment) => Dtype::Moment8,
@@ -54,13 +54,13 @@ fn is_other(file: &TensorFile, entry: &Entry) -> bool {
     other(entry).tensors().all(|(name, region)| is(&name.to_string(), &region))
 }
 
-/// The name of the type that `file` has some of `entries` in, where that is another than the run's.
+/// The name of the type in which `file` has some of `entries`, if that differs from the run's type.
 pub fn other_type(file: &TensorFile, entries: &[Entry]) -> Option<&'static str> {
     let found = entries.iter().find(|entry| is_other(file, entry))?;
     Some(if found.slot.dtype == Dtype::F32 { "8bit" } else { "f32" })
 }
 
-/// Reads `entries` as [`TensorFile::read_into`] does, and those that are in the other type too.
+/// Reads `entries` as [`TensorFile::read_into`] does, including entries that the file has in the other type.
 ///
 /// # Errors
 /// As [`TensorFile::read_into`].
@@ -115,7 +115,8 @@ fn scale_is_finite(block: &Block) -> bool {
     f32::from_le_bytes([a, b, c, d]).is_finite()
 }
 
-/// Reads f32 into a table of blocks. Blocks go on where a tensor of the table ends and the next one begins.
+/// Reads f32 into a table of blocks. A block may contain the end of one tensor of the table and the beginning of the
+/// next.
 fn pack(
     file: &mut TensorFile,
     entry: &Entry,
@@ -133,7 +134,7 @@ fn pack(
         for first in (0..stored.rows()).step_by(at_once) {
             let here = &mut blocks[..(stored.rows() - first).min(at_once as u32) as usize];
             let values = &mut values[..here.len() * BLOCK * 4];
-            // What is behind the last number stays 0.
+            // Positions after the last number stay 0.
             values.fill(0);
             let mut filled = 0;
             while let Some((name, bytes)) = part.as_ref().filter(|_| filled < values.len()) {

@@ -15,11 +15,11 @@ use super::safetensors::{TensorFile, TensorFileError, VisitRow};
 use crate::device::Storage;
 use crate::regular;
 
-/// The one file.
+/// The name of a single file.
 pub const FILE: &str = "model.safetensors";
-/// What says in which of several files a tensor is.
+/// The file that says which of several files contains a tensor.
 const INDEX: &str = "model.safetensors.index.json";
-/// The longest index that is believed: names of a hundred thousand tensors.
+/// The longest accepted index: names of a hundred thousand tensors.
 const LONGEST_INDEX: u64 = 32 << 20;
 /// Bytes copied at once.
 const STAGING: usize = 1 << 20;
@@ -29,19 +29,19 @@ struct Index {
     weight_map: HashMap<String, String>,
 }
 
-/// A tensor: what it is called here, and the file and the name under which it is there.
+/// A tensor: its name here, and its file and its name in that file.
 struct Place {
     called: String,
     file: usize,
     name: String,
 }
 
-/// Opened and checked files, each tensor in one of them.
+/// Opened and checked files; each tensor is in one of them.
 pub struct Tensors {
     files: Vec<TensorFile>,
-    /// In the order of the files and of their bytes.
+    /// The tensors, in the order of the files and of their bytes.
     places: Vec<Place>,
-    /// Of each name the tensor among them.
+    /// The index in `places` of each name.
     index: HashMap<String, usize>,
 }
 
@@ -50,10 +50,10 @@ fn damaged(path: PathBuf, what: String) -> TensorFileError {
 }
 
 impl Tensors {
-    /// Opens the files of `dir` and checks their headers, and the index where there is one.
+    /// Opens the files of `dir` and checks their headers, and the index if there is one.
     ///
     /// # Errors
-    /// No file, one that is damaged, an index that names files elsewhere or tensors that are not there.
+    /// No file, a damaged file, an index that names files in other directories or missing tensors.
     pub fn open(dir: &Path) -> Result<Tensors, TensorFileError> {
         let index = dir.join(INDEX);
         if dir.join(FILE).exists() || !index.exists() {
@@ -85,7 +85,7 @@ impl Tensors {
         }
         let mut files = Vec::new();
         for name in names {
-            // A name in a file is not believed to be a plain one.
+            // A file name in an index is checked for being a plain name.
             let plain = name.ends_with(".safetensors") && !name.contains(['/', '\\', '\0']) && !name.starts_with('.');
             if !plain {
                 let what = format!("it names a file {name:?}; it must name .safetensors files beside it");
@@ -107,7 +107,7 @@ impl Tensors {
         Ok(Tensors::of(files.into_iter().map(|(_, file)| file).collect()))
     }
 
-    /// Files, none of whose tensors is in another of them.
+    /// Files without a common tensor.
     fn of(files: Vec<TensorFile>) -> Tensors {
         let of_file = |(file, there): (usize, &TensorFile)| {
             there.names().into_iter().map(move |name| Place { called: name.clone(), file, name })
@@ -117,10 +117,10 @@ impl Tensors {
         Tensors { files, places, index }
     }
 
-    /// Calls every tensor from here on what `of` makes of its name in the file.
+    /// Renames all tensors: each gets the name that `of` returns for its name in the file.
     ///
     /// # Errors
-    /// Two tensors would be called the same.
+    /// Two tensors would get the same name.
     pub fn call(&mut self, of: impl Fn(&str) -> String) -> Result<(), TensorFileError> {
         self.index.clear();
         for i in 0..self.places.len() {
@@ -135,16 +135,16 @@ impl Tensors {
         Ok(())
     }
 
-    /// As [`TensorFile::describe`], by the name that a tensor has here.
+    /// As [`TensorFile::describe`], by a tensor's name here.
     pub fn describe(&self, name: &str) -> Option<(FileDtype, &[usize])> {
         let place = &self.places[*self.index.get(name)?];
         self.files[place.file].describe(&place.name)
     }
 
-    /// As [`TensorFile::read_numbers`], by the name that a tensor has here.
+    /// As [`TensorFile::read_numbers`], by a tensor's name here.
     ///
     /// # Errors
-    /// As there.
+    /// As in [`TensorFile::read_numbers`].
     pub fn read_numbers(
         &mut self,
         name: &str,
@@ -156,7 +156,7 @@ impl Tensors {
         file.read_numbers(&there, first, numbers, bytes)
     }
 
-    /// Where the files lie.
+    /// The paths of the files.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(TensorFile::path)
     }
@@ -165,18 +165,20 @@ impl Tensors {
         self.index.contains_key(name)
     }
 
-    /// The file that has the tensor and its name there; or the first file: it then says that it has none.
+    /// The file that contains the tensor, and its name there; or the first file, which then reports that it has no such
+    /// tensor.
     fn file(&mut self, name: &str) -> (&mut TensorFile, String) {
         let place = self.index.get(name).map(|i| &self.places[*i]);
         let (file, there) = place.map_or((0, name.to_owned()), |place| (place.file, place.name.clone()));
         (&mut self.files[file], there)
     }
 
-    /// Whether the parameters of `entries` are exactly the tensors that are there, but for those that `ignored` names
-    /// and, where `tied` says so, a head that equals the embedding.
+    /// Checks that the existing tensors are exactly the parameters of `entries`, except for tensors that `ignored`
+    /// accepts and, if `tied` is given, a head that equals the embedding.
     ///
     /// # Errors
-    /// A tensor that is missing, of another shape or type, or of no parameter; the last two names of `tied` differ.
+    /// A tensor that is missing, of another shape or type, or that belongs to no parameter; the two tensors of `tied`
+    /// differ.
     pub fn require(
         &mut self,
         entries: &[Entry],
@@ -208,7 +210,7 @@ impl Tensors {
         }
     }
 
-    /// Whether two tensors are the same, bit for bit.
+    /// Whether two tensors are equal, bit for bit.
     fn same(&mut self, names: [&str; 2]) -> Result<bool, TensorFileError> {
         let [one, other] = names.map(|name| {
             let (file, there) = self.file(name);
@@ -235,7 +237,7 @@ impl Tensors {
     /// Reads every region of `entries` from the tensor of its name, as [`TensorFile::read_into`].
     ///
     /// # Errors
-    /// As there.
+    /// As in [`TensorFile::read_into`].
     pub fn read_into(&mut self, entries: &[Entry], device: &mut dyn Storage) -> Result<(), TensorFileError> {
         let tensors = || entries.iter().flat_map(|entry| entry.tensors().map(|tensor| (entry.slot.role, tensor)));
         for (_, (name, region)) in tensors() {
@@ -249,10 +251,10 @@ impl Tensors {
         })
     }
 
-    /// The same of entries in integers, whose scales are among `scales`.
+    /// Reads entries in integers, whose scales are among `scales`.
     ///
     /// # Errors
-    /// As there.
+    /// As in [`TensorFile::read_into`].
     pub fn quantise_into(
         &mut self,
         entries: &[Entry],
@@ -266,10 +268,11 @@ impl Tensors {
         quantise::read_into(&mut rows, entries, scales, device)
     }
 
-    /// Writes the tensors of `entries`, as they are and by the names that they have here, into one file at `path`, and syncs it. Gives its bytes.
+    /// Writes the tensors of `entries`, unchanged and with their names here, into one file at `path`, and syncs it.
+    /// Returns the file's bytes.
     ///
     /// # Errors
-    /// A file that cannot be read or written, numbers that are not finite, or that `stop` was raised.
+    /// A file that cannot be read or written, numbers that are not finite, or a set `stop`.
     pub fn copy(&mut self, entries: &[Entry], path: &Path, stop: &AtomicBool) -> Result<u64, TensorFileError> {
         let io = |source| TensorFileError::Io { path: path.to_owned(), source };
         let names: Vec<_> = entries.iter().flat_map(Entry::tensors).map(|(name, _)| name.to_string()).collect();

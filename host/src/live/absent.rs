@@ -1,4 +1,4 @@
-//! What stands in the place of the page in a build without the feature `live`.
+//! Replaces the page in a build without the feature `live`.
 
 use std::io;
 
@@ -6,16 +6,16 @@ use crate::config::ConfigError;
 use crate::report::known::Known;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 
-/// Nothing: there is no value of it.
+/// Uninhabited: this build binds no port.
 #[derive(Debug)]
 pub enum Bound {}
 
-/// Nothing: there is no value of it.
+/// Uninhabited: this build serves no page.
 #[derive(Debug)]
 pub enum Live {}
 
 impl Bound {
-    /// Refuses.
+    /// Refuses the request for a page.
     ///
     /// # Errors
     /// Always.
@@ -25,27 +25,27 @@ impl Bound {
         ))
     }
 
-    /// Where it is served.
+    /// The address of the page.
     pub fn address(&self) -> String {
         match *self {}
     }
 
-    /// Begins to serve.
+    /// Starts to serve.
     ///
     /// # Errors
-    /// None.
+    /// Never.
     pub fn serve(self, _: Known) -> io::Result<Live> {
         match self {}
     }
 }
 
 impl Live {
-    /// Hands over a logged step.
+    /// Passes a logged step to the page.
     pub fn step(&self, _: &StepMetrics) {
         match *self {}
     }
 
-    /// Hands over an evaluation.
+    /// Passes an evaluation to the page.
     pub fn evaluation(&self, _: &EvalMetrics) {
         match *self {}
     }

@@ -1,4 +1,4 @@
-//! Answers to a connection, each in a time of its own: a client that reads or writes slowly keeps its place no longer.
+//! Answers to a connection, each within a limited time: a client that reads or writes too slowly loses its slot.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::head::{self, Refused, Request};
 
-/// The longest time in which a head comes, and in which an answer is taken.
+/// The longest time to receive a request's head, and to send an answer.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest time that is waited for a client to close, and the most that it sends until then.
+/// The longest wait for a client to close, and the most bytes that are read from it meanwhile.
 const FAREWELL: Duration = Duration::from_millis(500);
 const UNREAD: usize = 1 << 20;
 
-/// What every answer has: browsers run, load and frame nothing that is not from here.
+/// Header fields of every answer: browsers run, load and frame nothing from another origin.
 const FIELDS: &str = "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; \
      connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'\r\n\
      X-Content-Type-Options: nosniff\r\n\
@@ -21,21 +21,21 @@ const FIELDS: &str = "Content-Security-Policy: default-src 'none'; style-src 'un
      Cross-Origin-Resource-Policy: same-origin\r\n\
      Connection: close\r\n";
 
-/// A connection until a moment.
+/// A connection with a deadline.
 pub struct Timed<'a> {
     stream: &'a TcpStream,
     until: Instant,
 }
 
 impl<'a> Timed<'a> {
-    /// From now on for so long.
+    /// A connection with a deadline `time` from now.
     pub fn new(stream: &'a TcpStream, time: Duration) -> Timed<'a> {
         Timed { stream, until: Instant::now() + time }
     }
 
     fn left(&self) -> io::Result<Duration> {
         let left = self.until.saturating_duration_since(Instant::now());
-        // No time at all would mean without end.
+        // A timeout of zero would mean no timeout.
         if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
     }
 }
@@ -60,10 +60,10 @@ impl Write for Timed<'_> {
     }
 }
 
-/// Reads what is asked for.
+/// Reads a request.
 ///
 /// # Errors
-/// Why it is refused; nothing where the client is gone.
+/// Why the request is refused; `None` if the client is gone.
 pub fn request(stream: &TcpStream, names: &[String; 2]) -> Result<Request, Option<Refused>> {
     let (mut head, mut filled) = ([0; head::LONGEST], 0);
     let mut timed = Timed::new(stream, PATIENCE);
@@ -83,13 +83,13 @@ pub fn request(stream: &TcpStream, names: &[String; 2]) -> Result<Request, Optio
     }
 }
 
-/// The head of an answer, with `more` fields; of a stream, which has no length, where none is given.
+/// The head of an answer, with `more` header fields; without a `length` for a stream.
 fn head_of(status: &str, kind: &str, length: Option<usize>, more: &str) -> String {
     let length = length.map_or(String::new(), |length| format!("Content-Length: {length}\r\n"));
     format!("HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\n{FIELDS}{length}{more}\r\n")
 }
 
-/// Answers with a `body` of a `kind`, or with its head alone.
+/// Answers with a `body` of type `kind`, or with the head alone.
 pub fn whole(stream: &TcpStream, kind: &str, body: &str, head_alone: bool) {
     let head = head_of("200 OK", kind, Some(body.len()), "");
     let mut timed = Timed::new(stream, PATIENCE);
@@ -108,25 +108,25 @@ pub fn head_of_events() -> String {
 /// Writes a part of an answer.
 ///
 /// # Errors
-/// A client that is gone, or does not read.
+/// A client that is gone, or that does not read.
 pub fn part(stream: &TcpStream, text: &str) -> io::Result<()> {
     Timed::new(stream, PATIENCE).write_all(text.as_bytes())
 }
 
-/// A refusal; its status says all.
+/// The answer that refuses a request; its status is the whole message.
 fn refusal(why: Refused) -> String {
     let more = if why == Refused::Method { "Allow: GET, HEAD\r\n" } else { "" };
     head_of(why.status(), "text/plain", Some(0), more)
 }
 
-/// Says why a request is refused.
+/// Refuses a request and closes the connection.
 pub fn refuse(stream: &TcpStream, why: Refused) {
     if Timed::new(stream, PATIENCE).write_all(refusal(why).as_bytes()).is_ok() {
         close(stream, FAREWELL);
     }
 }
 
-/// The same of a connection that has no place, without waiting.
+/// Refuses, without waiting, a connection for which there is no slot.
 pub fn turn_away(stream: &TcpStream) {
     let mut unread = [0; 4 << 10];
     let (mut read, mut write) = (stream, stream);
@@ -137,7 +137,7 @@ pub fn turn_away(stream: &TcpStream) {
     }
 }
 
-/// Lets the client close within so long: what it has sent and nobody read would make the system take back the answer.
+/// Gives the client `time` to close: if data from the client were left unread, the system would discard the answer.
 pub fn close(stream: &TcpStream, time: Duration) {
     if stream.shutdown(Shutdown::Write).is_err() {
         return;

@@ -1,4 +1,4 @@
-//! The thread that knows the run: it follows what is logged, draws the page and accepts connections.
+//! The thread that owns what is known of the run: it follows the log, draws the page and accepts connections.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,49 +13,50 @@ use crate::report::known::Known;
 use crate::report::{self, Served};
 use crate::run::standing;
 
-/// How often it looks.
+/// The interval at which the thread checks for work.
 const TURN: Duration = Duration::from_millis(50);
 /// The least time between two events.
 const PULSE: Duration = Duration::from_secs(1);
-/// A drawing takes at most one part in so many of the time, and there is at most one a [`PULSE`].
+/// Drawing takes at most one part in `RARE` of the time, and there is at most one drawing a [`PULSE`].
 const RARE: u32 = 200;
-/// Connections that are accepted a turn: with pages of a few hundred kilobytes no client can keep a core busy.
+/// The most connections accepted a turn: with pages of a few hundred kilobytes clients cannot keep a core busy.
 const ACCEPTED: usize = 16;
-/// The least seconds after which a browser without scripts asks again.
+/// The fewest seconds after which a browser without scripts reloads the page.
 const AGAIN: u64 = 10;
 
-/// What the thread knows and has given out.
+/// What the thread knows and has published.
 pub struct Follower {
     known: Known,
-    /// The last evaluation in the curves: a run whose last step is done evaluates again, and writes no second line.
+    /// The step of the last evaluation in the curves: a run that has done its last step evaluates that step again, and
+    /// writes no second line.
     evaluated: Option<u64>,
     queue: Receiver<Logged>,
-    /// Lines that found no place in the queue.
+    /// Lines for which the queue had no room.
     lost: Arc<AtomicU64>,
-    /// When news were given out, when the page was drawn and of which news.
+    /// When news were last published; and when the page was last drawn, with how many lines.
     told: Instant,
     drawn: Option<(Instant, u64)>,
     /// The least time between two drawings.
     every: Duration,
-    /// The page before: while somebody still reads it there is no third.
+    /// The page before the last: while a client still reads it, no third page is drawn.
     before: Weak<String>,
 }
 
 impl Follower {
-    /// Of what is known, to which the queue brings what comes.
+    /// A follower of the run `known`; new lines come from `queue`.
     pub fn new(known: Known, queue: Receiver<Logged>, lost: Arc<AtomicU64>) -> Follower {
         let evaluated = known.curves.last.map(|last| last.step);
         let (told, every) = (Instant::now(), PULSE);
         Follower { known, evaluated, queue, lost, told, drawn: None, every, before: Weak::new() }
     }
 
-    /// The news as they are, of this number.
+    /// The current news, with this number.
     pub fn news(&self, number: u64) -> News {
         let curves = &self.known.curves;
         News { number, step: curves.step, loss: curves.loss.last.map(|(_, loss)| loss), every: self.every }
     }
 
-    /// Follows the run to its end, and serves what is connected then a moment longer.
+    /// Follows the run to its end, then serves the open connections for a moment longer.
     pub fn run(mut self, listener: &TcpListener, shared: &Shared) {
         let mut ended = None;
         loop {
@@ -79,7 +80,7 @@ impl Follower {
         }
     }
 
-    /// Takes what waits into the curves.
+    /// Moves waiting lines from the queue into the curves.
     fn take(&mut self) {
         for logged in self.queue.try_iter().take(WAITING) {
             let line = match &logged {
@@ -87,12 +88,12 @@ impl Follower {
                 Logged::Evaluation(metrics) if self.evaluated.replace(metrics.step) == Some(metrics.step) => continue,
                 Logged::Evaluation(metrics) => metrics.json(),
             };
-            // A run writes no others.
+            // A run logs only lines that the curves accept.
             let _ = self.known.curves.add_line(line.as_bytes());
         }
     }
 
-    /// Gives out what is new, and that the run has `ended`.
+    /// Publishes what is new, and whether the run has `ended`.
     fn tell(&mut self, shared: &Shared, ended: bool) {
         let old = shared.lock().news;
         let news = self.news(old.number);
@@ -103,16 +104,16 @@ impl Follower {
         shared.change(|state| (state.news, state.ended) = (News { number: old.number + 1, ..news }, ended));
     }
 
-    /// Reads once more what lies in the run's directory, which is all there now.
+    /// Reads the run's directory again, now that its files are complete.
     fn end(&mut self) {
         let Ok(mut known) = Known::of(&self.known.dir) else { return };
-        // This process still has it claimed.
+        // This process still has the directory claimed.
         known.state = standing::unclaimed(&known.config, known.saved.as_ref());
         self.known = known;
         self.drawn = None;
     }
 
-    /// Lets who waits have the page, drawn again where it is due.
+    /// Makes the page available to waiting clients, drawn again if a new drawing is due.
     fn draw(&mut self, shared: &Shared) {
         let logged = self.known.curves.logged + self.known.curves.evaluated;
         let due = self.drawn.is_none_or(|(at, of)| at.elapsed() >= self.every && of != logged);
@@ -135,11 +136,11 @@ impl Follower {
     }
 }
 
-/// Gives those who wait at the door their places.
+/// Accepts waiting connections into slots.
 fn accept(listener: &TcpListener, shared: &Shared) {
     for _ in 0..ACCEPTED {
         let Ok((stream, _)) = listener.accept() else { return };
-        // Of a listener that does not wait some systems make connections that do not either.
+        // On some systems a connection from a non-blocking listener is non-blocking too.
         if stream.set_nonblocking(false).is_err() {
             continue;
         }

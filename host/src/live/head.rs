@@ -1,4 +1,4 @@
-//! What a request asks for, by its head.
+//! Parses the head of a request.
 
 use httparse::{EMPTY_HEADER, Error, Status as Parsed};
 
@@ -7,46 +7,46 @@ pub const LONGEST: usize = 8 << 10;
 /// The most fields of a head.
 const FIELDS: usize = 64;
 
-/// What is served.
+/// What can be requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// The page.
     Page,
-    /// The script beside it.
+    /// The page's script.
     Script,
     /// The stream of events.
     Events,
 }
 
-/// A request that is answered with what it asks for.
+/// A request that is answered with its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What it asks for.
+    /// What it requests.
     pub target: Target,
-    /// Whether its head alone.
+    /// Whether it requests the head alone.
     pub head: bool,
 }
 
-/// Why a request is not answered with what it asks for.
+/// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// No request of HTTP, or one with a body.
+    /// No HTTP request, or one with a body.
     Bad,
-    /// From a page elsewhere.
+    /// It comes from a page of another origin.
     Foreign,
-    /// There is no such thing here.
+    /// An unknown path.
     Missing,
-    /// Neither GET nor HEAD.
+    /// A method other than GET and HEAD.
     Method,
-    /// It did not come in time.
+    /// It did not arrive in time.
     Slow,
-    /// For another host: a name that somebody lets mean this machine.
+    /// It names another host: somebody's name that resolves to this machine.
     Misdirected,
     /// A head that is too long.
     Long,
-    /// More connections than there are places.
+    /// More connections than slots.
     Full,
-    /// A page that could not be made.
+    /// The page could not be made.
     Broken,
 }
 
@@ -67,17 +67,17 @@ impl Refused {
     }
 }
 
-/// The names of this server: by its address and by the name that every machine has for it.
+/// This server's names: its address, and the name that every machine has for itself.
 pub fn names(port: u16) -> [String; 2] {
-    // Browsers leave a scheme's own port away.
+    // Browsers omit the default port of a scheme.
     let port = if port == 80 { String::new() } else { format!(":{port}") };
     ["127.0.0.1", "localhost"].map(|host| format!("{host}{port}"))
 }
 
-/// What the head in `bytes` asks the server of these `names` for; nothing where there is more to come.
+/// Parses the request in `bytes` to the server of these `names`; `None` if the head is not complete.
 ///
 /// # Errors
-/// Why it is refused.
+/// Why the request is refused.
 pub fn read(bytes: &[u8], names: &[String; 2]) -> Result<Option<Request>, Refused> {
     let mut fields = [EMPTY_HEADER; FIELDS];
     let mut request = httparse::Request::new(&mut fields);
@@ -133,7 +133,7 @@ mod tests {
                 for host in ["127.0.0.1:8080", "localhost:8080", "LOCALHOST:8080"] {
                     let text = format!("{method} {path} HTTP/1.1\r\nAccept: */*\r\nhost: {host}\r\n\r\n");
                     assert_eq!(asked(&text), Ok(Some(Request { target, head })), "{text}");
-                    // Wherever it is cut there is more to come.
+                    // A head that is cut anywhere is not complete.
                     assert!((0..text.len()).all(|end| asked(&text[..end]) == Ok(None)), "{text}");
                 }
             }

@@ -1,4 +1,4 @@
-//! The connections: a fixed number of places, each a thread that reads a request and writes its answer.
+//! The connections: a fixed number of slots, each with a thread that reads a request and writes its answer.
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,30 +12,31 @@ use super::head::{Refused, Request, Target};
 
 /// The most connections at once.
 pub const PLACES: usize = 8;
-/// The most of them that are streams of events: a page can be had beside them.
+/// The most connections that are streams of events: the remaining slots can serve the page.
 const STREAMS: usize = 6;
-/// After so long without news a stream has a line of nothing, by which a client that is gone is found.
+/// After this long without news a stream sends an empty line, which detects a client that is gone.
 const SILENCE: Duration = Duration::from_secs(15);
-/// How long clients have for the last page once their run has ended; who has it and closes is not waited for.
+/// How long clients have to load the last page once the run has ended; a client that has closed its connection is not
+/// waited for.
 pub const GRACE: Duration = Duration::from_secs(3);
 
 const SCRIPT: &str = include_str!("live.js");
 
-/// What a stream says.
+/// The content of an event.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct News {
-    /// Which it is of all that there were.
+    /// Its number, counted over all news.
     pub number: u64,
     /// The last step logged.
     pub step: u64,
-    /// Its loss, where that is a number.
+    /// The step's loss, if it is a number.
     pub loss: Option<f64>,
     /// The least time between two drawings of the page.
     pub every: Duration,
 }
 
 impl News {
-    /// The event.
+    /// Formats an event named `name`.
     fn event(&self, name: &str) -> String {
         let loss = self.loss.map_or("null".to_owned(), |loss| format!("{loss:.6}"));
         let (step, every) = (self.step, self.every.as_millis());
@@ -43,53 +44,53 @@ impl News {
     }
 }
 
-/// What the threads share.
+/// The state that the threads share.
 #[derive(Debug)]
 pub struct State {
     /// Threads that have started.
     pub started: usize,
-    /// Connections that nobody has begun with.
+    /// Connections that no thread serves yet.
     waiting: Deque<Arc<TcpStream>, PLACES>,
-    /// Those under way, by the place.
+    /// Connections being served, by slot.
     taken: [Option<Arc<TcpStream>>; PLACES],
-    /// How many of them are streams.
+    /// How many of the served connections are streams.
     streams: usize,
-    /// What streams say.
+    /// The content of the next event.
     pub news: News,
-    /// The last page; nothing where it could not be made.
+    /// The last page; `None` if there is none or it could not be made.
     pub page: Option<Arc<String>>,
-    /// Whether somebody waits for the page.
+    /// Whether a client waits for the page.
     pub wanted: bool,
-    /// How often who waited was told that the page is the one to have.
+    /// How often waiting threads were notified that `page` is the page to send.
     pub answered: u64,
-    /// The run has ended.
+    /// Whether the run has ended.
     pub ending: bool,
-    /// What came of it is known: streams say so.
+    /// Whether the result of the run is known, which streams then announce.
     pub ended: bool,
-    /// Nothing is served any more.
+    /// Whether the server has closed.
     pub closed: bool,
 }
 
 impl State {
-    /// Tells who waits that the page is the one to have.
+    /// Notifies waiting threads that `page` is the page to send.
     pub fn answer(&mut self) {
         (self.wanted, self.answered) = (false, self.answered + 1);
     }
 }
 
-/// The threads' state, and what wakes them.
+/// The threads' state, with the condition variables that wake them.
 #[derive(Debug)]
 pub struct Shared {
     state: Mutex<State>,
-    /// There is a connection to begin with, or the end.
+    /// Signals a new connection, or the end.
     arrived: Condvar,
-    /// There is a page, news or the end.
+    /// Signals a page, news or the end.
     changed: Condvar,
     names: [String; 2],
 }
 
 impl Shared {
-    /// Of a server of these names, before anything came.
+    /// The state of a server with these names, before any connection.
     pub fn new(names: [String; 2], news: News) -> Shared {
         let state = State {
             started: 0,
@@ -107,18 +108,18 @@ impl Shared {
         Shared { state: Mutex::new(state), arrived: Condvar::new(), changed: Condvar::new(), names }
     }
 
-    /// The state, for this thread alone.
+    /// Locks the state.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, and wakes who waits for that.
+    /// Changes the state, and wakes the threads that wait for a change.
     pub fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
 
-    /// Waits until `ready` gives something, the end or `time` is over; then it gives what it does then.
+    /// Waits until `ready` returns a value, the server closes or `time` has passed; returns the last result of `ready`.
     pub fn wait<T>(&self, time: Duration, mut ready: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         let until = Instant::now() + time;
         let mut state = self.lock();
@@ -134,26 +135,26 @@ impl Shared {
         }
     }
 
-    /// Gives a connection to a place; back where there is none.
+    /// Queues a connection for a slot; returns the connection if all slots are taken.
     pub fn admit(&self, stream: TcpStream) -> Result<(), TcpStream> {
         let mut state = self.lock();
         if state.waiting.len() + state.taken.iter().flatten().count() >= PLACES {
             return Err(stream);
         }
-        // There is room.
+        // The push cannot fail: there is room.
         let _ = state.waiting.push_back(Arc::new(stream));
         drop(state);
         self.arrived.notify_one();
         Ok(())
     }
 
-    /// Whether there is no connection.
+    /// Whether there are no connections.
     pub fn is_idle(&self) -> bool {
         let state = self.lock();
         state.waiting.is_empty() && state.taken.iter().all(Option::is_none)
     }
 
-    /// Ends all connections and lets the threads end.
+    /// Closes all connections and lets the threads end.
     pub fn close(&self) {
         let mut state = self.lock();
         (state.ended, state.closed) = (true, true);
@@ -164,7 +165,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Serves one connection after the other in the place of this number until the end.
+    /// Serves connections in slot `place`, one after the other, until the server closes.
     pub fn work(&self, place: usize, follower: &Thread) {
         loop {
             let stream = {
@@ -202,7 +203,7 @@ impl Shared {
         }
     }
 
-    /// The page that is to be had, which the follower draws where the last one is too old.
+    /// The page to send; the follower draws it again if the last one is too old.
     fn page(&self, follower: &Thread) -> Option<Arc<String>> {
         let before = {
             let mut state = self.lock();
@@ -214,7 +215,7 @@ impl Shared {
         self.wait(answer::PATIENCE, ready).unwrap_or_else(|| self.lock().page.clone())
     }
 
-    /// Says what is new until the end, or until the client is gone.
+    /// Sends news until the end, or until the client is gone.
     fn stream(&self, stream: &TcpStream) {
         {
             let mut state = self.lock();
@@ -224,7 +225,7 @@ impl Shared {
             }
             state.streams += 1;
         }
-        // A client that is gone has had enough.
+        // An error means that the client is gone.
         let _ = self.tell(stream);
         self.lock().streams -= 1;
     }
@@ -244,7 +245,7 @@ impl Shared {
                 }
                 Some((news, true)) => {
                     answer::part(stream, &news.event("end"))?;
-                    // It closes once it has the last page.
+                    // The client closes once it has the last page.
                     answer::close(stream, GRACE);
                     return Ok(());
                 }

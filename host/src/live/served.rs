@@ -1,4 +1,4 @@
-//! From a port to a page that is served, and its end.
+//! From a port to a served page, and its end.
 
 use std::io::{self, ErrorKind};
 use std::mem;
@@ -18,12 +18,12 @@ use crate::report::known::Known;
 use crate::report::{MOST_BYTES, read};
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 
-/// Lines that may wait for the follower.
+/// The most lines that wait for the follower.
 pub const WAITING: usize = 512;
-/// Stacks of a place, and of the follower, which draws.
+/// Stack sizes: of a slot's thread, and of the follower, which draws.
 const STACK: usize = 256 << 10;
 const DRAWS: usize = 1 << 20;
-/// What the template's engine takes for a page.
+/// Bytes that the template engine needs to draw a page.
 const DRAWING: usize = 6 << 20;
 
 /// What a run logs.
@@ -36,14 +36,14 @@ pub enum Logged {
     Evaluation(EvalMetrics),
 }
 
-/// Main memory that a page takes at most: stacks, the queue, what is known of the run and read again at its end, two pages
-/// and what draws one.
+/// The most main memory of a page: stacks, the queue, what is known of the run (read again at its end), two pages and
+/// the drawing of one.
 pub fn bytes() -> u64 {
     let queue = WAITING * (mem::size_of::<Logged>() + mem::size_of::<usize>());
     (DRAWS + PLACES * STACK + queue + 2 * read::bytes() + 2 * MOST_BYTES + DRAWING) as u64
 }
 
-/// A port that is taken and not yet served.
+/// A bound port that is not served yet.
 #[derive(Debug)]
 pub struct Bound {
     listener: TcpListener,
@@ -51,10 +51,10 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Takes this port of 127.0.0.1, or one that is free where it is 0.
+    /// Binds this port of 127.0.0.1, or a free one if `port` is 0.
     ///
     /// # Errors
-    /// A port that cannot be had.
+    /// A port that cannot be bound.
     pub fn to(port: u16) -> Result<Bound, ConfigError> {
         const OTHER: &str = "give another, or --live 0 for one that is free";
         let bound = || {
@@ -72,12 +72,12 @@ impl Bound {
         })
     }
 
-    /// Where the page is.
+    /// The address of the page.
     pub fn address(&self) -> String {
         format!("http://127.0.0.1:{}/", self.port)
     }
 
-    /// Begins to serve the page of a run of which this is known. All threads have started when it returns.
+    /// Starts to serve the page of the run `known`. All threads have started when it returns.
     ///
     /// # Errors
     /// A thread that cannot be started.
@@ -88,7 +88,7 @@ impl Bound {
         let follower = Follower::new(known, waiting, Arc::clone(&lost));
         let shared = Arc::new(Shared::new(head::names(port), follower.news(1)));
         let mut live = Live { queue, lost, shared: Arc::clone(&shared), follower: None, places: Vec::new() };
-        // What a thread allocates as it starts is no step's.
+        // Waits for the threads, so that their allocations at the start are not counted as a step's.
         let thread = live.spawn("live page", DRAWS, move |shared| follower.run(&listener, shared))?;
         let follower = thread.thread().clone();
         live.follower = Some(thread);
@@ -102,8 +102,8 @@ impl Bound {
     }
 }
 
-/// A page that is served. Dropping it tells who looks at it that the run has ended, gives them a moment for the last page,
-/// and ends all of it.
+/// A served page. Dropping it tells clients that the run has ended, gives them a moment to load the last page, and ends
+/// the threads.
 #[derive(Debug)]
 pub struct Live {
     queue: SyncSender<Logged>,
@@ -129,12 +129,12 @@ impl Live {
         })
     }
 
-    /// Hands over a logged step.
+    /// Passes a logged step to the page.
     pub fn step(&self, metrics: &StepMetrics) {
         self.hand_over(Logged::Step(metrics.clone()));
     }
 
-    /// Hands over an evaluation.
+    /// Passes an evaluation to the page.
     pub fn evaluation(&self, metrics: &EvalMetrics) {
         self.hand_over(Logged::Evaluation(*metrics));
     }

@@ -1,4 +1,4 @@
-//! What would make a run fit: tried on the ledger, not guessed.
+//! Finds changes that would make a run fit, by planning each of them.
 
 #[cfg(feature = "neurogen")]
 use super::smaller;
@@ -8,7 +8,8 @@ use crate::config::ModelConfig;
 use crate::config::{Config, Recompute};
 use capful_base::human_bytes;
 
-/// One line for a run whose moments without an arena do not fit: the flags that make them fit, and the rest fit too.
+/// One line for a run with moments without an arena that do not fit: the flags with which these moments and everything
+/// else fit.
 pub fn with_moments(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -> String {
     let (changed, flags) = moments::that_fit(config, machine, budget);
     let planned = Plan::of(&changed, machine);
@@ -37,14 +38,14 @@ pub fn with_moments(config: &Config, machine: &Machine, plan: &Plan, budget: u64
     advice.join("; ")
 }
 
-/// One line: the flags of the first change that fits, gentlest first, or the least that is needed.
+/// One line: the flags of the first change that fits, the mildest change first, or the least memory that is needed.
 pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -> String {
     #[cfg(feature = "neurogen")]
     if let ModelConfig::NeuroGen(model) = &config.model {
         return smaller::that_fits(config, model, machine, budget);
     }
     let mut least = plan.needed_bytes;
-    // The tier with fewer bytes a parameter only where no smaller micro-batch is enough.
+    // A tier with fewer bytes a parameter is only tried where no smaller micro-batch suffices.
     for tier in tiers::below(config) {
         match fits_in_tier(config, &tier, machine, budget) {
             Ok((changed, needed)) => return format!("{} fits ({})", flags(config, &changed), human_bytes(needed)),
@@ -68,7 +69,7 @@ fn fits_in_tier(config: &Config, tier: &Config, machine: &Machine, budget: u64) 
             changed.recompute = recompute;
             let smaller = smaller(&mut changed, tokens);
             changed.chunk = config.chunk.min(u32::try_from(tokens).unwrap_or(u32::MAX));
-            // A gradient in bf16 is the sum of few parts.
+            // A gradient in bf16 must not be the sum of many parts.
             if changed.validate().is_ok()
                 && let Ok(tried) = Plan::of(&changed, machine)
             {
@@ -87,7 +88,8 @@ fn fits_in_tier(config: &Config, tier: &Config, machine: &Machine, budget: u64) 
     Err(least)
 }
 
-/// Splits micro-batches of more than `tokens` tokens, or leaves some of theirs out; whether more of that is possible.
+/// Splits micro-batches of more than `tokens` tokens, or removes some of their sequences; returns whether more of that
+/// is possible.
 fn smaller(config: &mut Config, tokens: u64) -> bool {
     let (mut possible, releases) = (false, config.release_gradients);
     let mut split = |batch: &mut u32, accumulate: &mut u32, seq_len: u32| {
@@ -96,7 +98,7 @@ fn smaller(config: &mut Config, tokens: u64) -> bool {
         while u64::from(*batch) > most {
             *batch /= 2;
         }
-        // A step that releases gradients has one, so it becomes smaller.
+        // A step that releases gradients has a single micro-batch, so the step becomes smaller.
         if !releases {
             *accumulate = accumulate.saturating_mul(whole.div_ceil(*batch));
         }

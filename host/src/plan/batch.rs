@@ -1,4 +1,4 @@
-//! The largest batch for a budget, from the ledger.
+//! Finds the largest batch for a budget, by planning.
 
 use capful_base::human_bytes;
 use capful_core::model::Capability;
@@ -8,11 +8,11 @@ use super::{Machine, Plan};
 use crate::config::{Config, ConfigError};
 
 impl Plan {
-    /// The run of `config` with the largest batch that the budget holds, in steps of the tokens that were `asked` for; a
-    /// line for people where one was found.
+    /// The run of `config` with the largest batch that fits in the budget, with the number of tokens in a step that was
+    /// `asked` for; and a line for people if such a batch was found.
     ///
     /// # Errors
-    /// No budget is known; a step of fewer tokens than a sequence has.
+    /// An unknown budget; a step of fewer tokens than a sequence has.
     pub(super) fn largest_batch(
         config: Config,
         machine: &Machine,
@@ -36,12 +36,12 @@ impl Plan {
             if batch_size > most || tried.validate().is_err() {
                 return Ok(None);
             }
-            // What is too large to be counted does not fit either.
+            // A plan that is too large for the numbers does not fit either.
             let plan = Plan::of(&tried, machine).ok().filter(|plan| plan.needed_bytes <= room);
             Ok(plan.map(|plan| plan.arena_bytes))
         })?;
         if batch_size == 0 {
-            // Not even one: the refusal says by how much.
+            // Not even a batch of one sequence fits: the error of the plan says by how much.
             return Ok((config, None));
         }
         let settled = even(shaped(&config, batch_size, sequences), sequences);
@@ -51,18 +51,18 @@ impl Plan {
     }
 }
 
-/// What is free changes from moment to moment: this part of it is left.
+/// Free memory changes from moment to moment: this fraction of it is left free.
 const MARGIN: u64 = 16;
 
-/// Whether the budget is the same a moment later.
+/// Whether the budget will be the same a moment later.
 fn fixed(config: &Config) -> bool {
     config.budget.is_some() || config.gpu.is_some() || config.device.starts_with("cuda")
 }
 
-/// The run in micro-batches of `batch_size`, as few as give `sequences` a step where that was asked for.
+/// The run in micro-batches of `batch_size`: the fewest that give `sequences` in each step, if that is requested.
 fn shaped(config: &Config, batch_size: u32, sequences: Option<u64>) -> Config {
     let accumulate = match sequences {
-        // Where gradients are released a step is one micro-batch.
+        // With released gradients a step has a single micro-batch.
         Some(sequences) if config.family().lacks(Capability::Accumulation).is_none() && !config.release_gradients => {
             u32::try_from(sequences.div_ceil(batch_size.into())).unwrap_or(u32::MAX)
         }
@@ -71,7 +71,7 @@ fn shaped(config: &Config, batch_size: u32, sequences: Option<u64>) -> Config {
     Config { batch_size, accumulate, ..config.clone() }
 }
 
-/// The same number of micro-batches, no more than `sequences` together.
+/// `config` with its number of micro-batches and at most `sequences` sequences in all of them.
 fn even(config: Config, sequences: Option<u64>) -> Config {
     let share = sequences.map_or(u64::MAX, |sequences| sequences / u64::from(config.accumulate));
     Config { batch_size: config.batch_size.min(u32::try_from(share).unwrap_or(u32::MAX)), ..config }
@@ -126,7 +126,7 @@ mod tests {
             assert!(batch * accumulate <= sequences && batch * accumulate + accumulate > sequences, "{line}");
             assert_eq!(accumulate, sequences.div_ceil(u64::from(most.batch_size)), "{line}");
         }
-        // Streams are not accumulated.
+        // Gradients of streams are not accumulated.
         let (config, _) =
             settle("batch_size = 'auto'\npreset = 'neurogen-tiny'\nbudget = '1GiB'\ntokens_per_step = 640");
         assert_eq!((config.batch_size, config.accumulate), (10, 1));
@@ -137,7 +137,8 @@ mod tests {
         let raw = |text: &str| toml::from_str::<RawConfig>(text).unwrap();
         let run = Config::resolve(raw("batch_size = 4\nseq_len = 32\ntokens_per_step = 1000")).unwrap();
         assert_eq!((run.batch_size, run.accumulate, run.tokens_per_step()), (4, 7, 896));
-        // The line that began it says the same when it goes on, as does one that leaves the batch to the budget.
+        // When the run continues, its original command line, and one that leaves the batch to the budget, give the same
+        // batch.
         for line in
             ["batch_size = 4\ntokens_per_step = 1000", "batch_size = 'auto'\ntokens_per_step = 99", "accumulate = 7"]
         {

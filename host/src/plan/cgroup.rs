@@ -1,21 +1,22 @@
-//! What the control groups of Linux leave this process: a container's limit is not in `/proc/meminfo`.
+//! The memory that the control groups of Linux leave to this process: a container's limit is not in `/proc/meminfo`.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
 /// The files of a version of control groups.
 struct Version {
-    /// Which controller `/proc/self/cgroup` names; all of version 2 are in one hierarchy without names.
+    /// The name of the controller in `/proc/self/cgroup`; in version 2 all controllers are in one hierarchy without
+    /// names.
     controller: &'static str,
-    /// The limits; any of them may be missing or say `max`.
+    /// Files with limits; any of them may be missing or contain `max`.
     limits: &'static [&'static str],
-    /// What is used, page cache included.
+    /// The file with the used memory, page cache included.
     used: &'static str,
-    /// Fields of `memory.stat` that the kernel takes back before it refuses memory.
+    /// Fields of `memory.stat` with memory that the kernel reclaims before it refuses an allocation.
     reclaimable: &'static [&'static str],
 }
 
-/// Processes above `memory.high` are not killed and hardly run any more: a limit as well.
+/// Processes above `memory.high` are not killed but hardly make progress: so it counts as a limit too.
 const V2: Version = Version {
     controller: "",
     limits: &["memory.max", "memory.high"],
@@ -29,21 +30,21 @@ const V1: Version = Version {
     reclaimable: &["total_inactive_file", "total_active_file"],
 };
 
-/// A hierarchy of groups that is mounted: the group shown at its top, and the directory where.
+/// A mounted hierarchy of groups: the group at its top, and the directory of the mount.
 struct Mount {
     version: &'static Version,
     top: String,
     directory: String,
 }
 
-/// Bytes that this process's groups leave it: the least of its own and all above it, where one has a limit. `root` is
-/// `/`, or a directory with such files for tests.
+/// Bytes that this process's groups leave to it: the minimum over its own group and all groups above it, if one of them
+/// has a limit. `root` is `/`, or a directory with such files for tests.
 pub(super) fn left(root: &Path) -> Option<u64> {
     let mounts = mounts(&read_to_string(root.join("proc/self/mountinfo")).ok()?);
     let groups = read_to_string(root.join("proc/self/cgroup")).ok()?;
     let left = mounts.iter().filter_map(|mount| {
         let path = path(&groups, mount.version)?;
-        // Of a group outside the mounted part only the part can be seen.
+        // For a group outside the mounted part only that part is visible.
         let below = Path::new(path).strip_prefix(&mount.top).unwrap_or(Path::new(""));
         let top = root.join(mount.directory.trim_start_matches('/'));
         let group = top.join(below);
@@ -52,7 +53,7 @@ pub(super) fn left(root: &Path) -> Option<u64> {
     left.min()
 }
 
-/// Where memory is accounted for, by either version.
+/// The mounts of memory controllers, of either version.
 fn mounts(mountinfo: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         // ID, parent, device, top, directory, options …, a dash, type, source, options of the file system.
@@ -70,7 +71,7 @@ fn mounts(mountinfo: &str) -> Vec<Mount> {
     mountinfo.lines().filter_map(mount).collect()
 }
 
-/// The process's group in a hierarchy: lines are `number:controllers:path`.
+/// The process's group in a hierarchy: lines have the form `number:controllers:path`.
 fn path<'a>(groups: &'a str, version: &Version) -> Option<&'a str> {
     groups.lines().find_map(|line| {
         let (_, line) = line.split_once(':')?;
@@ -79,7 +80,7 @@ fn path<'a>(groups: &'a str, version: &Version) -> Option<&'a str> {
     })
 }
 
-/// What one group leaves, where it has a limit.
+/// Bytes that one group leaves, if it has a limit.
 fn left_by(group: &Path, version: &Version) -> Option<u64> {
     let limit = version.limits.iter().filter_map(|name| number(group.join(name))).min()?;
     let used = number(group.join(version.used))?;
@@ -92,7 +93,7 @@ fn left_by(group: &Path, version: &Version) -> Option<u64> {
     Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
 }
 
-/// The number that a file holds; `max` is none.
+/// The number in a file; `None` for `max`.
 fn number(file: PathBuf) -> Option<u64> {
     read_to_string(file).ok()?.trim().parse().ok()
 }
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A directory with these files, as a root.
+    /// A directory with these files, used as root.
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -122,7 +123,7 @@ mod tests {
         let files = [
             ("proc/self/mountinfo", MOUNTS_V2),
             ("proc/self/cgroup", "0::/jobs.slice/job 7/step\n"),
-            // Of its own the group has no limit.
+            // The group itself has no limit.
             ("sys/fs/cgroup/jobs.slice/job 7/step/memory.max", "max\n"),
             ("sys/fs/cgroup/jobs.slice/job 7/step/memory.high", "max\n"),
             ("sys/fs/cgroup/jobs.slice/job 7/step/memory.current", "1000\n"),
@@ -143,7 +144,7 @@ mod tests {
         assert_eq!(left(root.path()), Some(3000));
         fs::remove_file(root.path().join("sys/fs/cgroup/jobs.slice/memory.high")).unwrap();
         assert_eq!(left(root.path()), Some(4750));
-        // Another program's use above the limit leaves nothing, and not less.
+        // Use of other programs above the limit leaves 0 bytes, not a negative number.
         fs::write(root.path().join("sys/fs/cgroup/jobs.slice/job 7/memory.current"), "90000\n").unwrap();
         assert_eq!(left(root.path()), Some(0));
     }
@@ -166,7 +167,7 @@ mod tests {
         ];
         let root = root(&files);
         assert_eq!(left(root.path()), Some(4000 - (3500 - 1200)));
-        // A group that the container does not see: the part that it does see has the limit.
+        // A group that the container cannot see: the visible part has the limit.
         fs::write(root.path().join("proc/self/cgroup"), "3:memory:/elsewhere\n").unwrap();
         assert_eq!(left(root.path()), Some(1700));
     }

@@ -1,24 +1,25 @@
-//! How many rows of logits are computed at once, where that is left to the plan.
+//! The number of rows of logits computed at a time, where the plan decides it.
 
 use capful_core::train::Stage;
 
 use super::{Machine, Plan};
 use crate::config::{Config, GPU_CHUNK};
 
-/// More rows make no product faster.
+/// More rows make no matrix multiplication faster.
 const MOST: u32 = 16_384;
 
 impl Plan {
-    /// Doubles a GPU's own chunk as long as the run needs no more memory for it. Logits lie where a layer's gradients lie
-    /// later, so up to their size they cost nothing, and products of more rows are faster.
+    /// Doubles a GPU's default chunk as long as the run needs no more memory for it. Logits share their memory with a
+    /// layer's gradients, so up to the size of these they cost nothing, and matrix multiplications of more rows are
+    /// faster.
     pub(super) fn widen_chunk(mut config: Config, machine: &Machine) -> Config {
-        // A preset may say another.
+        // A preset may set another chunk.
         if !config.device.starts_with("cuda") || config.chunk != GPU_CHUNK {
             return config;
         }
         let rows = |stage: &Stage| u64::from(stage.batch) * u64::from(stage.seq_len);
         let rows = config.stages().iter().map(rows).max().unwrap_or(0);
-        // What cannot be planned is refused later, with the reason.
+        // A configuration that cannot be planned is refused later, with the reason.
         let needed = |config: &Config| Plan::of(config, machine).ok().map(|plan| plan.needed_bytes);
         let Some(most) = needed(&config) else { return config };
         while config.chunk < MOST && u64::from(config.chunk) < rows {
@@ -50,7 +51,7 @@ mod tests {
     fn a_chunk_is_as_wide_as_costs_nothing() {
         for (text, chunk) in [
             ("gpu = 'h200'\nvocab_size = 10000\nbatch_size = 1024", 16_384),
-            // The gradients of 65,536 rows of 2,048 values have room for 8,192 rows of 16,000 logits.
+            // The memory of the gradients for 65,536 rows of 2,048 values has room for 8,192 rows of 16,000 logits.
             ("gpu = 'h200'\nvocab_size = 16000\nbatch_size = 512", 8192),
             ("gpu = 'h200'\nvocab_size = 50304\nseq_len = 2048\nbatch_size = 32", 4096),
         ] {

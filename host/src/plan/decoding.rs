@@ -1,5 +1,5 @@
-//! What generating needs and nothing else: the weights and tables in a read-only image, as a microcontroller has them in
-//! flash, and an arena beside it.
+//! The memory for generation only: the weights and tables in a read-only image, as in a microcontroller's flash, and an
+//! arena.
 
 use capful_base::human_bytes;
 use std::fmt::Write as _;
@@ -19,12 +19,12 @@ use super::layout::too_large;
 use super::program;
 use crate::config::{AnyFamily, Config, ConfigError};
 
-/// Decoding token by token, in bytes.
+/// The memory for decoding token by token, in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Decoding {
-    /// Parameters of the model, exactly.
+    /// The exact number of the model's parameters.
     pub params: u64,
-    /// Positions.
+    /// Number of positions.
     pub context: u32,
     /// Bytes of the image.
     pub image_bytes: u64,
@@ -32,16 +32,16 @@ pub struct Decoding {
     pub arena_bytes: u64,
     /// Regions of the image: bytes and paddings add up to `image_bytes`.
     pub image: Vec<Line>,
-    /// Those of the arena.
+    /// Regions of the arena.
     pub arena: Vec<Line>,
 }
 
 impl Decoding {
-    /// Lays what the model of `config` needs to generate over all of its context, with the weights that `config` asks for
-    /// and activations in f32.
+    /// Lays out what the model of `config` needs to generate over its whole context, with the configured type of
+    /// weights and activations in f32.
     ///
     /// # Errors
-    /// A region that is too large to be counted.
+    /// A region that is too large for the numbers.
     pub fn of(config: &Config) -> Result<Decoding, ConfigError> {
         let context = config.context();
         let profile = InIntegers { profile: &Single, weights: config.weights };
@@ -68,7 +68,7 @@ impl Decoding {
         Ok(Decoding { params, context, image_bytes, arena_bytes, image, arena })
     }
 
-    /// Every region, and the sums, for people.
+    /// A table of all regions with the sums, for people.
     pub fn table(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(out, "  {} parameters, {} positions", self.params, self.context);

@@ -1,4 +1,5 @@
-//! How fast a run could be: the plan's counts on the machine's roofline. What is measured can only be slower.
+//! The highest possible speed of a run: the plan's counts applied to the machine's roofline. Measured speeds can only
+//! be lower.
 
 use capful_core::device::Meter;
 use serde::Serialize;
@@ -6,15 +7,15 @@ use serde::Serialize;
 use super::StagePlan;
 use crate::config::Link;
 
-/// Speeds on the roofline, a step's of the last stage.
+/// Speeds by the roofline model, for a step of the last stage.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimates {
-    /// What they rest on, so that no reader takes them for measurements.
+    /// The basis of the numbers, so that no reader mistakes them for measurements.
     pub basis: &'static str,
     /// Seconds of a step.
     pub seconds_per_step: f64,
-    /// Of those, seconds that ranks add by sending each other gradients and weights, where their link was named: what the
-    /// backward pass does not hide.
+    /// The part of these seconds in which ranks send gradients and weights to each other, if their link was named: the
+    /// part that the backward pass does not hide.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_seconds_per_step: Option<f64>,
     /// Tokens a second.
@@ -23,25 +24,25 @@ pub struct Estimates {
     pub sequences_per_s: f64,
     /// Hours of a billion tokens.
     pub hours_per_billion_tokens: f64,
-    /// The same of text that is generated, one sequence at a time.
+    /// The estimates for generated text, one sequence at a time.
     pub generation: Option<Generation>,
 }
 
-/// What one more token costs.
+/// The cost of generating one more token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Generation {
-    /// Positions of the cache, all of which a token reads.
+    /// Positions of the cache, all of which are read for a token.
     pub context: u32,
-    /// Floating-point operations of products.
+    /// Floating-point operations of matrix multiplications.
     pub flops_per_token: u64,
-    /// Operand bytes, each once an operation.
+    /// Bytes of operands, counted once for each operation.
     pub bytes_per_token: u64,
     /// Tokens a second.
     pub tokens_per_s: f64,
 }
 
 impl Estimates {
-    /// Of a step, with the time of `link` where it is named.
+    /// The estimates for a step, including the time of `link` if it is named.
     pub(super) fn of(stage: &StagePlan, link: Option<Link>, generation: Option<Generation>) -> Estimates {
         let over = link.map(|link| stage.seconds_over_links[link as usize]);
         let seconds = over.unwrap_or(stage.roofline_seconds);
@@ -49,7 +50,7 @@ impl Estimates {
         Estimates {
             basis: "roofline",
             seconds_per_step: seconds,
-            // Sums that are hidden may take longer than what is not.
+            // Hidden communication may take longer than the computation that hides it.
             link_seconds_per_step: over.map(|over| (over - stage.roofline_seconds).max(0.0)),
             tokens_per_s,
             sequences_per_s: tokens_per_s / f64::from(stage.seq_len),
@@ -60,7 +61,7 @@ impl Estimates {
 }
 
 impl Generation {
-    /// Of a token whose operations `meter` counted.
+    /// The estimates for a token whose operations `meter` has counted.
     pub(super) fn of(context: u32, meter: &Meter<'_>) -> Generation {
         Generation {
             context,

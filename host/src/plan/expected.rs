@@ -1,20 +1,20 @@
-//! What a step is expected to take: each operation's roofline over the share of it that operations of its kind reach, and
-//! what one of them takes however small it is.
+//! The expected time of a step: for each operation its roofline time divided by the share of the roofline that its kind
+//! reaches, but at least the time of the smallest operation of its kind.
 //!
-//! The numbers were fitted on profiles of steps, `host bench --profile`: see docs/performance/prediction.md for the shapes
-//! and for the errors on shapes that were left out.
+//! The numbers were fitted to profiles of steps, `host bench --profile`: see docs/performance/prediction.md for the
+//! shapes and for the errors on shapes that were left out of the fit.
 
 use capful_core::device::{Device, Op, OperationError, Rates};
 
 use crate::config::{Config, ModelConfig, Precision};
 
-/// What operations of a kind take.
+/// The speed of operations of one kind.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Kind {
     name: &'static str,
-    /// Seconds of the smallest.
+    /// Seconds of the smallest operation.
     least: f64,
-    /// The share of the roofline that large ones reach. Above 1 where operands come from a cache.
+    /// The share of the roofline that large operations reach. Above 1 if operands come from a cache.
     share: f64,
 }
 
@@ -49,10 +49,10 @@ const GPU: &[Kind] = &[
     kind("swiglu", 1.5, 1.02),
     kind("swiglu_grad", 2.0, 1.01),
 ];
-/// Any other.
+/// Any other kind.
 const OTHER: Kind = kind("", 5.0, 0.8);
 
-/// Operations of a kind in a step: how many, and their seconds on the roofline.
+/// Number of operations of a kind in a step, and their seconds by the roofline model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Count {
     name: &'static str,
@@ -68,12 +68,12 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Of none.
+    /// An empty tally.
     pub(super) fn new(rates: Rates) -> Tally {
         Tally { rates, kinds: Vec::new() }
     }
 
-    /// With so many times those of `other`.
+    /// Adds the counts of `other`, `times` times.
     pub(super) fn and(mut self, times: u64, other: &Tally) -> Tally {
         for Count { name, operations, seconds } in &other.kinds {
             self.add(name, times as f64 * operations, times as f64 * seconds);
@@ -88,7 +88,7 @@ impl Tally {
         }
     }
 
-    /// Seconds that they take in a step of `config`; nothing where such operations were not measured.
+    /// The expected seconds of these operations in a step of `config`; `None` if such operations were not measured.
     pub fn seconds(&self, config: &Config) -> Option<f64> {
         let known = kinds(config)?;
         let of = |name| known.iter().find(|kind| kind.name == name).unwrap_or(&OTHER);
@@ -108,7 +108,7 @@ impl Device for Tally {
     }
 }
 
-/// The kinds for the run of `config`; nothing where none were measured.
+/// The measured kinds for the run of `config`; `None` if none were measured.
 fn kinds(config: &Config) -> Option<&'static [Kind]> {
     let transformer = matches!(config.model, ModelConfig::Pythia(_) | ModelConfig::Yxanul(_));
     let gpu = config.device.starts_with("cuda") && config.precision == Precision::Bf16;
@@ -126,7 +126,7 @@ mod tests {
         Plan::of(&config, &Machine::of(&config).unwrap()).unwrap()
     }
 
-    /// Milliseconds of a step as `host bench` measured them on an H200.
+    /// Compared with milliseconds of steps measured by `host bench` on an H200.
     #[test]
     fn steps_take_about_what_they_took() {
         let shape = |layers: u32, width: u32, heads: u32, feed: u32, batch: u32, length: u32| {
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    /// Micro-batches behind the first are as many steps of theirs.
+    /// Each micro-batch after the first adds the time of its own operations.
     #[test]
     fn every_micro_batch_counts() {
         let seconds = |accumulate: u32| {

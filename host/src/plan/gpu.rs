@@ -1,4 +1,4 @@
-//! Known GPUs, so that a run can be planned for one that is not in this machine.
+//! Known GPUs, so that a run can be planned for a GPU that is not in this machine.
 
 use capful_core::device::Rates;
 
@@ -7,30 +7,30 @@ use crate::config::Precision;
 /// A GPU's memory and speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gpu {
-    /// The name that `--gpu` takes.
+    /// Its name for `--gpu`.
     pub name: &'static str,
-    /// What the driver's name of such a GPU contains as a word.
+    /// A word in the driver's name of such a GPU.
     pub driver: &'static str,
-    /// Bytes a program can use.
+    /// Bytes that a program can use.
     pub usable: u64,
     /// Bytes of context, kernels and libraries outside the arena.
     pub context: u64,
-    /// FLOP a second of large products in f32.
+    /// FLOP a second of large matrix multiplications in f32.
     pub f32_flops: f64,
-    /// The same in bf16; as f32 where the GPU keeps bf16 and computes in f32.
+    /// FLOP a second in bf16; the number for f32 if the GPU only stores bf16 and computes in f32.
     pub bf16_flops: f64,
-    /// The same of products of numbers of 8 bits; as bf16 where the GPU has no units for them. Data sheets say twice
-    /// bf16; the H200 reaches 11/7 of it, and the others are taken to.
+    /// FLOP a second of 8-bit matrix multiplications; the number for bf16 if the GPU has no 8-bit units. Data sheets
+    /// promise twice bf16; the H200 reaches 11/7 of bf16, and the same is assumed for the others.
     pub fp8_flops: f64,
-    /// Bytes a second of copies, read and written together.
+    /// Bytes a second of copies, counting both read and written bytes.
     pub copy: f64,
-    /// Whether the figures were measured on such a GPU or taken from its data sheet less a reserve.
+    /// Whether the figures were measured on such a GPU, or taken from its data sheet minus a reserve.
     pub measured: bool,
 }
 
 const MIB: u64 = 1 << 20;
 
-/// The table.
+/// The table of known GPUs.
 #[rustfmt::skip]
 pub const GPUS: [Gpu; 15] = [
     Gpu { name: "gtx1650", driver: "GTX 1650", usable: 3717 * MIB, context: 256 * MIB, f32_flops: 2.6e12, bf16_flops: 2.6e12, fp8_flops: 2.6e12, copy: 115e9, measured: false },
@@ -56,15 +56,15 @@ impl Gpu {
         GPUS.iter().find(|gpu| gpu.name == name)
     }
 
-    /// The GPU that the driver calls `name`.
+    /// The GPU with the driver's name `name`.
     pub fn named(name: &str) -> Option<&'static Gpu> {
-        // An L40S is no L4, and an A100 no A10.
+        // An L40S is not an L4, and an A100 is not an A10.
         let word =
             |gpu: &&Gpu| name.split(gpu.driver).nth(1).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric));
         GPUS.iter().find(word)
     }
 
-    /// Whether it has units for products of numbers of 8 bits.
+    /// Whether it has units for 8-bit matrix multiplication.
     pub fn multiplies_eighths(&self) -> bool {
         self.fp8_flops > self.bf16_flops
     }

@@ -1,4 +1,4 @@
-//! Laying a model's regions: what lasts first, then the sections that take turns in the rest.
+//! Lays out a model's regions: first the persistent regions, then the sections, which share the rest of the arena.
 
 use std::cell::Cell;
 
@@ -17,34 +17,34 @@ use super::timeline::{OverLinks, Timeline};
 use crate::config::{AnyFamily, Config, ConfigError, Link};
 use crate::device::{AnyProfile, Window};
 
-/// One line of the ledger: a region, or one a layer.
+/// One line of the ledger: a region, or one region for each layer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Line {
     /// The name; `*` stands for the layer's number.
     pub name: String,
-    /// What it is for.
+    /// Its purpose.
     pub role: &'static str,
     /// Element type.
     pub dtype: &'static str,
     /// Shape of one layer's region.
     pub shape: [u32; 4],
-    /// How many.
+    /// Number of layers.
     pub layers: u32,
     /// First byte.
     pub offset: u64,
     /// Bytes of the elements.
     pub bytes: u64,
-    /// Bytes that alignment and padded rows add.
+    /// Bytes added by alignment and padded rows.
     pub padding: u64,
-    /// What it is laid for; nothing where it lasts.
+    /// The section that it belongs to; `None` for a persistent region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub section: Option<String>,
     #[serde(skip)]
     elements: u64,
-    /// Bytes from a layer's first to the next one's.
+    /// Bytes from the first byte of a layer's region to that of the next.
     #[serde(skip)]
     stride: u64,
-    /// Whether all layers of the model use it in turn.
+    /// Whether all layers of the model share the region in turn.
     #[serde(skip)]
     pub(super) in_turn: bool,
 }
@@ -70,12 +70,12 @@ impl Line {
         }
     }
 
-    /// Elements, over all layers; padded rows left out.
+    /// Number of elements over all layers, without padded rows.
     pub fn elements(&self) -> u64 {
         self.elements
     }
 
-    /// The layer that byte `offset` of the arena is in, where it lies in this line.
+    /// The layer whose region contains byte `offset` of the arena, if that byte is in this line.
     pub fn layer_of(&self, offset: u64) -> Option<u32> {
         let each = (self.bytes + self.padding) / u64::from(self.layers.max(1));
         let (layer, within) = match offset.checked_sub(self.offset)? {
@@ -85,7 +85,7 @@ impl Line {
         (within < each && layer < self.layers.into()).then_some(layer as u32)
     }
 
-    /// Type and shape, without leading ones.
+    /// Type and shape, without leading dimensions of 1.
     pub fn describe(&self) -> String {
         let first = self.shape.iter().position(|&n| n != 1).unwrap_or(3);
         let dims: Vec<_> = self.shape[first..].iter().map(u32::to_string).collect();
@@ -94,27 +94,27 @@ impl Line {
     }
 }
 
-/// What takes turns in the part of the arena that does not last, and the constants of the steps in it.
+/// The sections that share the part of the arena that is not persistent, and the constants of their steps.
 #[derive(Debug, Clone)]
 pub struct Sections {
-    /// Training steps: a shape a stage of the curriculum.
+    /// Training steps: one shape for each stage of the curriculum.
     pub training: Vec<MicroBatch>,
-    /// Micro-batches of a step of each that this rank forms.
+    /// Number of micro-batches that this rank computes in a step of each stage.
     pub accumulate: Vec<u32>,
-    /// This rank among the run's.
+    /// This rank and the run's number of ranks.
     pub ranks: Ranks,
     /// Evaluations, or logits.
     pub evaluation: Option<MicroBatch>,
     /// Positions of token-by-token decoding.
     pub decoding: Option<u32>,
-    /// What else the operations of steps carry.
+    /// Further constants in the operations of steps.
     pub constants: Constants,
-    /// What the weights are kept in where it is integers; then nothing is trained.
+    /// The storage type of the weights if it is an integer type; then nothing is trained.
     pub weights: Option<Integer>,
 }
 
 impl Sections {
-    /// Nothing but what lasts.
+    /// No sections, only persistent regions.
     pub fn none(config: &Config) -> Sections {
         let constants = Constants { optimizer: config.optimizer(), pattern: config.pattern() };
         Sections {
@@ -128,7 +128,7 @@ impl Sections {
         }
     }
 
-    /// Everything a training run does: steps, evaluations, a sample.
+    /// All sections of a training run: steps, evaluations, a sample.
     pub fn training(config: &Config) -> Sections {
         let stages = config.stages();
         Sections {
@@ -141,17 +141,17 @@ impl Sections {
         }
     }
 
-    /// Whether a stage's products read copies in 8 bits, once their scales are known.
+    /// Whether the matrix multiplications of a stage read 8-bit copies, once the copies' scales are known.
     pub fn quantises(&self, stage: usize) -> bool {
         self.training.get(stage).is_some_and(|stage| stage.products == Products::Quantised)
     }
 
-    /// Whether tokens are only generated: then the most likely ones follow each other without the host.
+    /// Whether tokens are only generated: then several tokens can be chosen in a row without the host.
     fn continues(&self) -> bool {
         self.decoding.is_some() && self.training.is_empty()
     }
 
-    /// Every sequence of operations there is.
+    /// All sequences of operations.
     pub(super) fn sequences(&self) -> Vec<Sequence> {
         let mut all = Vec::new();
         for (stage, accumulate) in (0..self.training.len()).zip(&self.accumulate) {
@@ -177,75 +177,75 @@ impl Sections {
     }
 }
 
-/// What a whole step of a stage costs.
+/// The cost of a whole step of a stage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cost {
     /// See [`capful_core::model::Family::flops_per_token`].
     pub flops_per_token: u64,
-    /// Floating-point operations of the products.
+    /// Floating-point operations of the matrix multiplications.
     pub flops: u64,
-    /// The least traffic.
+    /// The minimum memory traffic in bytes.
     pub bytes: u64,
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
     /// Bytes that this rank sends to others.
     pub sent: u64,
-    /// Messages that they are sent in.
+    /// Number of messages for these bytes.
     pub messages: u64,
-    /// Seconds on the roofline.
+    /// Seconds by the roofline model.
     pub seconds: f64,
     /// Its operations by kind.
     pub tally: Tally,
-    /// Seconds on the roofline with what is sent over each link.
+    /// Seconds by the roofline model including communication over each link.
     pub over_links: OverLinks,
 }
 
-/// Where everything lies: what the allocator, the initialiser, the checkpoint and the step agree on.
+/// The layout of all memory, which the allocator, the initialiser, the checkpoint and the step share.
 #[derive(Debug, Clone)]
 pub struct Laid {
-    /// Where inputs and results lie.
+    /// The regions of inputs and results.
     pub places: Places,
     /// The operations of steps, once they are recorded.
     pub programs: Programs,
     /// Bytes of the programs once they are recorded.
     pub program_bytes: u64,
-    /// What a step of each training section costs.
+    /// The cost of a step of each training section.
     pub costs: Vec<Cost>,
-    /// What a generated token costs, where tokens are.
+    /// The cost of a generated token, if tokens are generated.
     pub generation: Option<Generation>,
-    /// What the model is made of, in lines.
+    /// A description of the model, in lines.
     pub introduction: Vec<String>,
-    /// What was laid.
+    /// The sections that were laid out.
     pub sections: Sections,
-    /// The devices' scratch.
+    /// The scratch region of the devices.
     pub scratch: Region,
-    /// The entries of what lasts, for initialiser and checkpoint: of tables that ranks share, those of all ranks.
+    /// The persistent entries, for initialiser and checkpoint: for tables that ranks share, the whole tables.
     pub lasting: Vec<Entry>,
     /// This rank's shares of those tables.
     pub windows: Vec<Window>,
-    /// Physical regions.
+    /// Regions with memory of their own.
     pub lines: Vec<Line>,
-    /// Regions that share their bytes.
+    /// Regions that share memory with the lines.
     pub overlays: Vec<Line>,
     /// Bytes of the arena.
     pub bytes: u64,
-    /// Bytes of an arena for each training section alone.
+    /// For each training section, bytes of an arena that has only this section.
     pub training_bytes: Vec<u64>,
 }
 
-/// The kinds of section, so that they can be laid largest first.
+/// The kinds of sections, so that they can be laid out in the order of their sizes, the largest first.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Section {
-    /// Of the stage of this index.
+    /// The stage of this index.
     Training(usize, MicroBatch),
-    /// Of the optimizer.
+    /// The optimizer's update.
     Update(Optimizer),
     Evaluation(MicroBatch),
     Decoding(u32),
 }
 
 impl Section {
-    /// Its name where there are `stages` training sections.
+    /// Its name among `stages` training sections.
     fn name(&self, stages: usize) -> String {
         match self {
             Section::Training(..) if stages == 1 => "training".to_owned(),
@@ -265,19 +265,20 @@ pub(super) fn too_large(error: LayoutError) -> ConfigError {
     ConfigError(format!("this run has no plan: {error}; choose smaller sizes"))
 }
 
-/// Regions laid, before the scratch that their operations want is known.
+/// Regions that are laid out, before the size of the scratch is known.
 struct Regions {
-    /// In the order in which they were laid, with the section that they belong to.
+    /// The entries in the order in which they were laid out, each with its section.
     entries: Vec<(Option<Section>, Entry)>,
-    /// Where what lasts ends.
+    /// The end of the persistent regions.
     mark: u64,
-    /// Where all of them end.
+    /// The end of all regions.
     high: u64,
-    /// Bytes of each training section alone.
+    /// For each training section, bytes of an arena that has only this section.
     training_bytes: Vec<u64>,
 }
 
-/// Lays what lasts, and behind it the section that takes most; the others overlay it.
+/// Lays out the persistent regions, and after them the section that takes the most memory; the other sections share
+/// that memory.
 fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Result<Regions, ConfigError> {
     let profile = &InIntegers { profile, weights: sections.weights };
     let stages = sections.training.len();
@@ -302,7 +303,7 @@ fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Resu
     let mut wanted = wanted.iter().map(&mut size).collect::<Result<Vec<(Section, u64)>, ConfigError>>()?;
     let training_bytes = wanted[..stages].iter().map(|(_, bytes)| *bytes).collect();
     wanted.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    // Most optimizers need no room.
+    // Most optimizers need no section.
     wanted.retain(|(section, bytes)| *bytes > 0 || !matches!(section, Section::Update(_)));
 
     let (mut entries, under_way) = (Vec::new(), Cell::new(None));
@@ -324,7 +325,7 @@ fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Resu
     Ok(Regions { entries, mark, high, training_bytes })
 }
 
-/// A whole step of the stage of index `stage` on the meter.
+/// The cost of a whole step of the stage of index `stage`, computed by running it on the meter.
 fn cost(
     model: &dyn Model,
     profile: &AnyProfile,
@@ -336,7 +337,7 @@ fn cost(
     let micro_batch = |first| Sequence::MicroBatch { stage, first, warming: false };
     model.run(micro_batch(true), sections, &mut once)?;
     model.run(Sequence::Update, sections, &mut once)?;
-    // All micro-batches but the first are alike.
+    // All micro-batches after the first have the same cost.
     let times = u64::from(sections.accumulate[stage]).saturating_sub(1);
     if times > 0 {
         model.run(micro_batch(false), sections, &mut further)?;
@@ -366,8 +367,8 @@ fn cost(
     Ok(Cost { flops_per_token, flops, bytes, operations, sent, messages, seconds, tally, over_links })
 }
 
-/// Seconds of a step of the stage of index `stage`, of one of several ranks. Its last micro-batch and the update are one
-/// recording.
+/// Seconds of a step of the stage of index `stage`, for one of several ranks. Its last micro-batch and the update are
+/// one recording.
 fn over_links(
     model: &dyn Model,
     profile: &AnyProfile,
@@ -390,7 +391,7 @@ fn over_links(
     Ok(std::array::from_fn(|link| first[link] + f64::from(further - 1) * between[link] + last[link]))
 }
 
-/// A generated token on the meter.
+/// The cost of a generated token, computed by running it on the meter.
 fn generation(
     model: &dyn Model,
     profile: &AnyProfile,
@@ -404,10 +405,10 @@ fn generation(
 }
 
 impl Laid {
-    /// Lays `sections` of a model of `family`, and counts what the operations of its steps cost.
+    /// Lays out `sections` of a model of `family`, and counts the cost of the operations in its steps.
     ///
     /// # Errors
-    /// A step that its operations refuse; a region that is too large to be counted.
+    /// A step that its operations refuse; a region that is too large for the numbers.
     pub fn new(
         family: &AnyFamily,
         profile: &AnyProfile,
@@ -423,7 +424,7 @@ impl Laid {
         for sequence in sections.sequences() {
             model.run(sequence, sections, &mut meter).map_err(refused)?;
         }
-        // The scratch lies behind everything: its size is known once every section's step was measured.
+        // The scratch is after all regions: its size is known once the steps of every section were measured.
         let mut visit = |entry: &Entry| entries.push((None, *entry));
         let mut layout = Layout::new(&mut visit);
         layout.rewind(high);
@@ -457,17 +458,17 @@ impl Laid {
         Ok(laid)
     }
 
-    /// Bytes of the regions alone, which the arena has at least. Its operations are not run: of a NeuroGen's long chunk
-    /// there are millions.
+    /// Bytes of the regions alone, a lower bound for the arena. The operations are not run: a NeuroGen's long chunk has
+    /// millions.
     ///
     /// # Errors
-    /// A region that is too large to be counted.
+    /// A region that is too large for the numbers.
     pub(super) fn least(family: &AnyFamily, profile: &AnyProfile, sections: &Sections) -> Result<u64, ConfigError> {
         lay(&mut *program::model(family), profile, sections).map(|regions| regions.high)
     }
 
-    /// The same with the operations of its steps, for a session. Not before the plan is known to fit: in a long chunk of
-    /// a NeuroGen there are tens of thousands.
+    /// This layout with the operations of its steps, for a session. Only called once the plan is known to fit: a long
+    /// chunk of a NeuroGen has tens of thousands of operations.
     ///
     /// # Errors
     /// As [`Laid::new`].
@@ -478,7 +479,7 @@ impl Laid {
         Ok(Laid { programs, ..self })
     }
 
-    /// Sorts the entries into lines, overlays and what lasts, which ends at `mark`.
+    /// Sorts the entries into lines, overlays and persistent entries; the persistent regions end at `mark`.
     fn list(&mut self, entries: &[(Option<Section>, Entry)], mark: u64) {
         let (mut reached, stages) = (mark, self.sections.training.len());
         for (section, entry) in entries {
@@ -489,7 +490,8 @@ impl Laid {
             self.windows.extend(entry.windows().map(|(of, place)| Window { of, place }));
             let end = entry.place.first.offset + entry.bytes + entry.padding;
             let line = Line::new(entry, section.map(|s| s.name(stages)));
-            // What lasts lies in the order of the arena but for tables, whose parts share bytes where they say so.
+            // Persistent regions are in the order of the arena, except for tables with parts that are declared to share
+            // memory.
             let lasts = section.is_none() && !entry.overlay;
             if lasts || section.is_some() && end > reached {
                 self.lines.push(line);

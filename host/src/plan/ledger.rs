@@ -1,4 +1,4 @@
-//! The whole ledger as a table for people.
+//! The complete ledger as a table for people.
 
 use capful_base::human_bytes;
 use std::fmt::Write as _;
@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use super::{Line, Plan, StagePlan};
 
 impl Plan {
-    /// Every region, stage and line outside the arena. Of stages that share the largest one's bytes only the sum is
-    /// shown.
+    /// A table of every region, every stage and every line outside the arena. For stages that share the memory of the
+    /// largest one only the sum is shown.
     pub fn ledger(&self) -> String {
         let mut out = String::new();
         let mut row = |name: &str, what: &str, bytes: &str, padding: &str| {

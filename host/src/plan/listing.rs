@@ -1,4 +1,5 @@
-//! The recorded programs in words: each operation with its operands, bytes, floating-point operations and roofline time.
+//! The recorded programs in text form: each operation with its operands, bytes, floating-point operations and roofline
+//! time.
 
 use capful_base::human_bytes;
 use std::fmt::Write as _;
@@ -15,16 +16,16 @@ use crate::device::AnyProfile;
 /// An operand of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Operand {
-    /// What the operation calls it.
+    /// Its name in the operation.
     pub operand: &'static str,
-    /// The region that it lies in, as the ledger names it, with the layer's number in place of `*`, or behind a name that
-    /// has none: `layers.x[2]`.
+    /// The region that contains it, by its name in the ledger, with the layer's number in place of `*`, or after a name
+    /// without `*`: `layers.x[2]`.
     pub name: String,
     /// read, write or update.
     pub access: &'static str,
     /// Element type.
     pub dtype: &'static str,
-    /// Shape of the part that is used.
+    /// Shape of the used part.
     pub shape: [u32; 4],
     /// First byte in the arena.
     pub offset: u64,
@@ -32,31 +33,31 @@ pub struct Operand {
     pub bytes: u64,
 }
 
-/// An operation and what it costs.
+/// An operation and its cost.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Operation {
     /// Its name.
     pub operation: &'static str,
     /// Its operands, in its own order.
     pub operands: Vec<Operand>,
-    /// Operand bytes, what is updated twice: the least traffic.
+    /// Bytes of its operands, counted twice if they are updated: the minimum memory traffic.
     pub bytes: u64,
-    /// Floating-point operations of products.
+    /// Floating-point operations of matrix multiplications.
     pub flops: u64,
-    /// Seconds on the roofline.
+    /// Seconds by the roofline model.
     pub seconds: f64,
 }
 
 /// A program: the operations of one sequence, in order.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Program {
-    /// What it does.
+    /// Its purpose.
     pub program: String,
     /// Its operations.
     pub operations: Vec<Operation>,
 }
 
-/// What a sequence does, for people, and the section of the arena that it works in.
+/// The purpose of a sequence, for people, and the section of the arena that it uses.
 fn described(sequence: Sequence, stages: usize) -> (String, Option<String>) {
     match sequence {
         Sequence::MicroBatch { stage, first, warming } => {
@@ -75,7 +76,8 @@ fn described(sequence: Sequence, stages: usize) -> (String, Option<String>) {
     }
 }
 
-/// The region of the ledger that `region` lies in. Sections share bytes: only `section` and what lasts are looked at.
+/// The ledger's name for the region that contains `region`. Sections share memory: only `section` and the persistent
+/// regions are considered.
 fn named(lines: &[&Line], section: Option<&str>, region: Region) -> String {
     let holds = |line: &&&Line| {
         let here = line.section.is_none() || line.section.as_deref() == section;
@@ -110,13 +112,13 @@ fn operation(op: &Op, name: &dyn Fn(Region) -> String, profile: &AnyProfile, rat
         });
     });
     let mut meter = Meter::new(profile, rates);
-    // It was run on a meter when it was laid.
+    // The operation was run on a meter when it was laid out.
     let _ = meter.run(op);
     let Meter { bytes, flops, seconds, .. } = meter;
     Operation { operation: op.name(), operands, bytes, flops, seconds }
 }
 
-/// The operations of one sequence of what was recorded, in words; nothing where it was not recorded.
+/// The recorded operations of one sequence in text form; empty if it was not recorded.
 pub fn operations(laid: &Laid, sequence: Sequence, profile: &AnyProfile, rates: Rates) -> Vec<Operation> {
     let lines: Vec<&Line> = laid.lines.iter().chain(&laid.overlays).collect();
     let (_, section) = described(sequence, laid.sections.training.len());
@@ -125,7 +127,7 @@ pub fn operations(laid: &Laid, sequence: Sequence, profile: &AnyProfile, rates: 
     ops.iter().map(|op| operation(op, &name, profile, rates)).collect()
 }
 
-/// Every program of the run that `config` describes.
+/// Every program of the run of `config`.
 ///
 /// # Errors
 /// A device that does not exist; a step that its operations refuse.
@@ -194,7 +196,7 @@ mod tests {
                 let pattern = name.split('.').map(part).collect::<Vec<_>>().join(".");
                 assert!(known.iter().any(|k| *k == name || *k == pattern), "{preset}: {operand:?}");
             }
-            // A layer's gradient is that of its weight; ranks that share gradients have one for all layers.
+            // A layer's gradient has the name of its weight; ranks that share gradients have one region for all layers.
             let gradients = programs.iter().flat_map(|p| &p.operations).filter(|o| o.operation == "linear_grad");
             for o in gradients.filter(|_| !preset.starts_with("neurogen")) {
                 let called = |name| o.operands.iter().find(|operand| operand.operand == name).map(|o| o.name.clone());

@@ -1,4 +1,4 @@
-//! What this machine offers and takes: speeds for the roofline, free memory, the budget.
+//! The properties of this machine: speeds for the roofline, free memory, the budget.
 
 use capful_base::human_bytes;
 use capful_core::device::Rates;
@@ -9,45 +9,45 @@ use crate::config::{ByteSize, Config, ConfigError, Device, FoundSource, Order, P
 use crate::data::found;
 use crate::device::cuda::gpus;
 
-/// A machine as the planner sees it.
+/// The planner's view of a machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Machine {
     /// Speeds.
     pub rates: Rates,
-    /// What is free, where the system says so.
+    /// The free memory, if the system tells.
     pub free: Option<Free>,
-    /// Bytes that this process holds already.
+    /// Bytes that this process already uses.
     pub held: u64,
     /// Bytes of the program itself and its libraries.
     pub mapped: u64,
-    /// The GPU that the run is for, where it is known.
+    /// The GPU of the run, if it is known.
     pub gpu: Option<&'static Gpu>,
-    /// Bytes of the GPU in this machine that the run is for.
+    /// Bytes of the GPU in this machine on which the run will be.
     pub gpu_bytes: Option<u64>,
-    /// What its disk has of the run's data.
+    /// The information about the run's data on disk.
     pub source: FoundSource,
-    /// Bytes of a page that is served beside the run; none where it is not.
+    /// Bytes of a page that is served during the run; 0 without such a page.
     pub live: u64,
 }
 
-/// What a core with wide vectors reaches in products, FLOP a second; two such cores share the copy rate below.
-/// Round figures of current server cores: a roofline needs a scale, `host bench` measures the real ones.
+/// The speed of matrix multiplication of a core with wide vectors, in FLOP a second; two such cores share the copy rate
+/// below. Round figures for current server cores: a roofline needs a scale; `host bench` measures real speeds.
 const CORE_FLOPS: f64 = 175e9;
 const COPY_BYTES: f64 = 20e9;
 
-/// Bytes outside the arena of a GPU that is not in the table.
+/// Bytes outside the arena for a GPU that is not in the table.
 const UNKNOWN_CONTEXT: u64 = 600 << 20;
 
 impl Machine {
-    /// The machine that `config` runs on or, with `gpu`, is planned for.
+    /// The machine that `config` runs on or, with the key `gpu`, is planned for.
     ///
     /// # Errors
-    /// A device that does not exist; a GPU that has no such precision.
+    /// A device that does not exist; a GPU that does not support the precision.
     pub fn of(config: &Config) -> Result<Machine, ConfigError> {
         Machine::with(config, found::source(config))
     }
 
-    /// The same where the data was looked for already.
+    /// The machine, with the information about the data given.
     ///
     /// # Errors
     /// As [`Machine::of`].
@@ -69,14 +69,14 @@ impl Machine {
                 Some(name) => Gpu::find(name),
                 None => there.and_then(|gpu| Gpu::named(&gpu.name)),
             };
-            // A roofline needs a scale: that of the GPU that was measured where this one is not known.
+            // A roofline needs a scale: for an unknown GPU, that of the GPU that was measured.
             let known = machine.gpu.or(Gpu::find("h200"));
             machine.rates = known.map_or(machine.rates, |gpu| gpu.rates(config.precision));
         }
         Ok(machine)
     }
 
-    /// The same with what is free and held now.
+    /// The machine with the current free and used memory.
     #[must_use]
     pub fn now(self) -> Machine {
         Machine { free: Free::here(), held: memory::resident().unwrap_or(0), ..self }
@@ -97,7 +97,7 @@ impl Machine {
         }
     }
 
-    /// What lies outside the arena on the GPU that the run is for; nothing where it is for none.
+    /// The memory outside the arena on the run's GPU; `None` without a GPU.
     pub(super) fn context(&self, config: &Config) -> Option<Outside> {
         let known = self.gpu.or_else(|| config.gpu.as_deref().and_then(Gpu::find)).map(|gpu| gpu.context);
         let there = self.gpu_bytes.is_some() || config.device.starts_with("cuda");
@@ -105,8 +105,8 @@ impl Machine {
         Some(Outside { name: "CUDA context, kernels and libraries".to_owned(), bytes })
     }
 
-    /// What the n-gram baselines may take once the arena is given back: what the plan keeps for them, or more where memory
-    /// is free and no budget forbids it.
+    /// Bytes that the n-gram baselines may use once the arena is freed: the bytes that the plan reserves for them, or
+    /// more if memory is free and no budget forbids it.
     pub fn for_baselines(&self, config: &Config, plan: &Plan) -> u64 {
         let on_cpu = !config.device.starts_with("cuda");
         let free = || self.free.map(|free| free.bytes.saturating_add(self.held));
@@ -115,11 +115,11 @@ impl Machine {
         most.saturating_sub(with - plan.baseline_bytes.min(with)).max(plan.baseline_bytes)
     }
 
-    /// Refuses what a command that trains nothing would allocate beyond what is free here. Where that is not known, it is
-    /// not refused.
+    /// Refuses an allocation of a command without training if it exceeds the free memory. If the free memory is
+    /// unknown, nothing is refused.
     ///
     /// # Errors
-    /// What needs it, how much, how much is free, and what to do.
+    /// Names the consumer, its bytes, the free bytes, and advice.
     pub fn require_room(&self, what: &str, needed: u64, advice: &str) -> Result<(), ConfigError> {
         match self.free.filter(|free| needed > free.bytes) {
             None => Ok(()),
@@ -131,11 +131,11 @@ impl Machine {
         }
     }
 
-    /// Refuses what main memory does not hold and the budget does not count: what a run on a GPU takes of it, or a pool
-    /// for which too large a budget was asked.
+    /// Refuses a run that exceeds main memory in parts that the budget does not count: the main memory of a run on a
+    /// GPU, or a pool with too large a budget.
     ///
     /// # Errors
-    /// It is more than what is free here.
+    /// A run that needs more than the free main memory.
     pub fn require_main_memory(&self, config: &Config, plan: &Plan) -> Result<(), ConfigError> {
         let Some(free) = self.free.map(|free| free.bytes.saturating_add(self.held)) else { return Ok(()) };
         let pool = if config.order == Order::Pool { config.pool } else { 0 };
@@ -156,10 +156,10 @@ impl Machine {
         )))
     }
 
-    /// The budget, where one is known, and where it comes from or why none is known.
+    /// The budget, if it is known, and its origin or the reason why it is unknown.
     ///
     /// # Errors
-    /// A GPU that is not in the table and no size either.
+    /// A value that is neither a GPU in the table nor a size.
     pub fn budget(&self, config: &Config) -> Result<(Option<u64>, String), ConfigError> {
         if let Some(bytes) = config.budget {
             return Ok((Some(bytes), "--budget".to_owned()));

@@ -1,4 +1,4 @@
-//! What the system says of memory: how much is free for this process, and how much it holds.
+//! The system's information about memory: how much is free for this process, and how much it uses.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use super::cgroup;
 pub struct Free {
     /// Bytes.
     pub bytes: u64,
-    /// Whether a control group leaves less than the machine has.
+    /// Whether a control group leaves less than the machine has free.
     pub limited: bool,
 }
 
 impl Free {
-    /// What is free here, where the system says so. An amount that is not known is none, and not a large one.
+    /// The free memory, if the system tells. An unknown amount is `None`, not a large number.
     pub fn here() -> Option<Free> {
         Free::under(Path::new("/"), machine)
     }
@@ -27,61 +27,62 @@ impl Free {
         }
     }
 
-    /// Where the limit comes from.
+    /// A description of the limit's origin.
     pub fn source(self) -> &'static str {
         if self.limited { "memory free under this control group's limit" } else { "memory free here" }
     }
 }
 
-/// What the machine has free: the kernel's own estimate, page cache that it can take back included.
+/// The machine's free memory: the kernel's own estimate, including page cache that it can reclaim.
 #[cfg(target_os = "linux")]
 fn machine(root: &Path) -> Option<u64> {
     kib(&root.join("proc/meminfo"), "MemAvailable:")
 }
 
-/// What the machine has free.
+/// The machine's free memory.
 #[cfg(not(target_os = "linux"))]
 fn machine(_: &Path) -> Option<u64> {
     let mut system = sysinfo::System::new().ok()?;
     system.refresh_memory();
-    // Where the library does not know the system it says 0.
+    // On an unknown system the library returns 0.
     Some(system.available_memory()).filter(|bytes| *bytes > 0)
 }
 
-/// Bytes in main memory now.
+/// Bytes of this process in main memory now.
 pub fn resident() -> Option<u64> {
     kib(Path::new("/proc/self/status"), "VmRSS:")
 }
 
-/// Lets the most that was in main memory be what is there now, where the system can: what comes counts alone.
+/// Resets the record of the most bytes in main memory to the current number, if the system can: afterwards only later
+/// use counts.
 pub fn forget_most() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// The most bytes that were in main memory at once.
+/// The most bytes of this process in main memory at any time.
 pub fn most_resident() -> Option<u64> {
     kib(Path::new("/proc/self/status"), "VmHWM:")
 }
 
-/// Bytes of code and constants that are mapped from files, libraries included: what of them is in memory depends on the
-/// moment, and this does not. Where the system does not say, the program's file.
+/// Bytes of code and constants that are mapped from files, including libraries: how many of them are in memory depends
+/// on the moment, the mapped size does not. If the system does not tell, the size of the program's file.
 pub fn mapped() -> u64 {
     let maps = std::fs::read_to_string("/proc/self/maps");
     let file = || std::env::current_exe().and_then(|path| path.metadata()).map_or(0, |file| file.len());
     maps.map_or_else(|_| file(), |maps| maps.lines().filter_map(mapping).sum())
 }
 
-/// Bytes of a line of `/proc/self/maps` that a file is behind: `from-to permissions offset device inode path`.
+/// Bytes of a line of `/proc/self/maps` that maps a file: `from-to permissions offset device inode path`.
 fn mapping(line: &str) -> Option<u64> {
     let mut fields = line.split_whitespace();
     let (from, to) = fields.next()?.split_once('-')?;
-    // Memory that has a name is no file.
+    // Named memory is not a file.
     fields.nth(4).filter(|path| path.starts_with('/') && !path.starts_with("/memfd:"))?;
     let address = |text| u64::from_str_radix(text, 16).ok();
     address(to)?.checked_sub(address(from)?)
 }
 
-/// A field such as `MemAvailable:   123 kB` of a file of the kernel's, in bytes.
+/// A field such as `MemAvailable: 123 kB` in a file of the kernel, in bytes.
 fn kib(file: &Path, field: &str) -> Option<u64> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix(field))?;

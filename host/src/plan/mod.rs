@@ -1,9 +1,10 @@
-//! From a configuration to a plan: every region of memory, what a step costs, and whether it fits.
+//! Computes the plan of a configuration: every region of memory, the cost of a step, and whether the run fits.
 //!
 //! The regions come from the family's own description and the costs from running its step on the meter, so the plan
-//! cannot say something else than what the run does.
+//! cannot differ from the run.
 
 mod advice;
+mod auto;
 mod batch;
 mod cgroup;
 mod chunk;
@@ -25,7 +26,6 @@ mod profile;
 mod program;
 pub mod recompute;
 mod scale;
-mod settle;
 #[cfg(feature = "neurogen")]
 mod smaller;
 mod staging;
@@ -34,6 +34,7 @@ mod sweep;
 pub mod tiers;
 mod timeline;
 
+pub use auto::Settled;
 pub use decoding::Decoding;
 pub use estimates::{Estimates, Generation};
 pub use gpu::Gpu;
@@ -43,7 +44,6 @@ pub use outside::{LOADER_SLOTS, Outside};
 pub use profile::profile;
 pub use program::{Constants, EvaluationPlaces, Places, Programs, Sequence};
 pub use scale::Scale;
-pub use settle::Settled;
 pub use staging::staging;
 pub use sweep::Row;
 pub use timeline::OverLinks;
@@ -71,38 +71,38 @@ pub struct StagePlan {
     pub tokens_per_step: u64,
     /// Training on one token by the field's convention (see [`Cost::flops_per_token`]).
     pub flops_per_token: u64,
-    /// Floating-point operations of a whole step as it is written, recomputation included.
+    /// Floating-point operations of a whole step as executed, including recomputation.
     pub flops_per_step: u64,
-    /// Operand bytes of a whole step, each once an operation.
+    /// Bytes of the operands of a whole step, counted once for each operation.
     pub bytes_per_step: u64,
     /// Operations of a whole step.
     pub operations_per_step: u64,
     /// Bytes that this rank sends to others in a step.
     pub sent_per_step: u64,
-    /// Messages that they are sent in.
+    /// Number of messages for these bytes.
     pub messages_per_step: u64,
-    /// Seconds of a step on the machine's roofline; what is sent is not in them.
+    /// Seconds of a step by the machine's roofline, without communication.
     pub roofline_seconds: f64,
-    /// Seconds of a step by what operations like its own took where they were measured.
+    /// Expected seconds of a step from measurements of similar operations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected_seconds: Option<f64>,
-    /// The same with what is sent over each link.
+    /// Seconds of a step including communication over each link.
     #[serde(skip)]
     pub seconds_over_links: OverLinks,
-    /// What the arena would be for this stage alone.
+    /// Bytes of an arena for this stage alone.
     pub arena_bytes: u64,
 }
 
-/// What will run, in numbers. What is said of a step is of the last stage.
+/// The plan of a run, in numbers. Numbers of a step refer to the last stage.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
-    /// Parameters of the model, exactly.
+    /// The exact number of the model's parameters.
     pub params: u64,
     /// Training on one token by the field's convention (see [`Cost::flops_per_token`]).
     pub flops_per_token: u64,
-    /// Floating-point operations of a whole step as it is written, recomputation included.
+    /// Floating-point operations of a whole step as executed, including recomputation.
     pub flops_per_step: u64,
-    /// Operand bytes of a whole step, each once an operation.
+    /// Bytes of the operands of a whole step, counted once for each operation.
     pub bytes_per_step: u64,
     /// Operations of a whole step.
     pub operations_per_step: u64,
@@ -110,38 +110,39 @@ pub struct Plan {
     pub roofline_seconds: f64,
     /// Tokens of a step.
     pub tokens_per_step: u64,
-    /// What that makes of a step, and of a token that is generated.
+    /// The resulting speeds of a step, and of a generated token.
     pub estimates: Estimates,
-    /// Every stage; one where all steps are of one shape.
+    /// Every stage; a single one if all steps have the same shape.
     pub stages: Vec<StagePlan>,
-    /// The one allocation.
+    /// Bytes of the single allocation.
     pub arena_bytes: u64,
-    /// Physical regions: bytes and paddings add up to `arena_bytes`.
+    /// Regions with memory of their own: their bytes and paddings add up to `arena_bytes`.
     pub regions: Vec<Line>,
-    /// Regions that share bytes with those.
+    /// Regions that share bytes with the former.
     pub overlays: Vec<Line>,
-    /// What lies outside the arena.
+    /// Memory outside the arena.
     pub outside: Vec<Outside>,
-    /// Its sum.
+    /// The sum of these.
     pub outside_arena_bytes: u64,
-    /// Moments when there is no arena in main memory, each with all that is there then. They follow each other, so they
-    /// are not added: the run needs the largest of them and of the arena with what lies outside it.
+    /// Phases of the run without an arena in main memory, each with all memory in use during it. Only one of them
+    /// exists at a time, so they are not added: the run needs the maximum of them and of the arena with the memory
+    /// outside it.
     pub moments: Vec<Outside>,
-    /// The most main memory at once; on a GPU the arena lies elsewhere.
+    /// The most main memory in use at any time; on a GPU the arena is not in main memory.
     pub main_memory_bytes: u64,
-    /// What the n-gram baselines may take of it, once the arena is given back.
+    /// The main memory for the n-gram baselines, once the arena is freed.
     pub baseline_bytes: u64,
-    /// What the run needs of the budget.
+    /// Bytes of the budget that the run needs.
     pub needed_bytes: u64,
-    /// What may be used, where that is known.
+    /// Bytes that may be used, if known.
     pub budget_bytes: Option<u64>,
-    /// Where that limit comes from, or why there is none.
+    /// The origin of that limit, or the reason why there is none.
     pub budget_from: String,
-    /// Whether arena and outside are within the budget, where that is known.
+    /// Whether the run fits in the budget, if that is known.
     pub fits: Option<bool>,
 }
 
-/// Every stage of what was laid.
+/// The plans of all stages that were laid out.
 fn stages(config: &Config, laid: &Laid) -> Vec<StagePlan> {
     let stage = |(stage, (cost, arena_bytes)): (&Stage, (&Cost, &u64))| StagePlan {
         from: stage.from,
@@ -164,7 +165,7 @@ fn stages(config: &Config, laid: &Laid) -> Vec<StagePlan> {
 }
 
 impl Plan {
-    /// Plans the run of whatever family `config` names.
+    /// Plans the run of `config`, for any family.
     ///
     /// # Errors
     /// As [`Plan::new`].
@@ -172,10 +173,10 @@ impl Plan {
         Plan::new(config, machine).map(|(plan, _)| plan)
     }
 
-    /// Plans the run that `config` describes. No file is read: the machine says what was found of the data.
+    /// Plans the run of `config`. Reads no file: the machine has the information about the data.
     ///
     /// # Errors
-    /// An unknown GPU, or a step that its own operations refuse, which is a defect and says which.
+    /// An unknown GPU, or a step that its own operations refuse, which is a defect; the error names it.
     pub fn new(config: &Config, machine: &Machine) -> Result<(Plan, Laid), ConfigError> {
         let profile = profile(config)?;
         let laid = Laid::new(&config.family(), &profile, machine.rates, &Sections::training(config))?;
@@ -215,7 +216,7 @@ impl Plan {
         Ok((plan.within_budget_of(config, machine)?, laid))
     }
 
-    /// The same with the budget that `machine` has.
+    /// The plan with the budget of `machine`.
     ///
     /// # Errors
     /// An unknown GPU.
@@ -225,21 +226,22 @@ impl Plan {
         Ok(Plan { budget_bytes, budget_from, fits, ..self })
     }
 
-    /// The most main memory until training ends, where the arena lies in it: all but the baselines, the last moment.
+    /// The most main memory until training ends, if the arena is in main memory: everything except the baselines, which
+    /// are the last moment.
     pub fn until_trained(&self) -> u64 {
         let before = self.moments.split_last().map_or(&[][..], |(_, before)| before);
         let running = self.arena_bytes.saturating_add(self.outside_arena_bytes);
         before.iter().map(|moment| moment.bytes).fold(running, u64::max)
     }
 
-    /// Refuses what does not fit, with what would make it fit, and what cannot be known to fit.
+    /// Refuses a run that does not fit, with changes that would make it fit, and a run that cannot be known to fit.
     ///
     /// # Errors
-    /// By how much it does not fit, and which flags help.
+    /// By how much it does not fit, and the flags that help.
     pub fn require_fit(&self, config: &Config, machine: &Machine) -> Result<(), ConfigError> {
         let needed = self.needed_bytes;
         let Some(budget) = self.budget_bytes else {
-            // A GPU that is not there is missed by name when it is asked for.
+            // A missing GPU is reported by name when the device is opened.
             if config.device.starts_with("cuda") {
                 return Ok(());
             }
@@ -261,7 +263,7 @@ impl Plan {
         )))
     }
 
-    /// What needs most: the arena with what lies outside it, or a moment without an arena.
+    /// The largest consumer: the arena with the memory outside it, or a moment without an arena.
     fn of_what(&self) -> String {
         let together = self.arena_bytes.saturating_add(self.outside_arena_bytes);
         let moment = self.moments.iter().find(|moment| moment.bytes == self.needed_bytes && moment.bytes > together);
@@ -275,7 +277,7 @@ impl Plan {
         }
     }
 
-    /// What would make the run fit in `budget`.
+    /// The changes that would make the run fit in `budget`.
     fn advice(&self, config: &Config, machine: &Machine, budget: u64) -> String {
         if !config.device.starts_with("cuda") && moments::any_too_large(self, budget) {
             return advice::with_moments(config, machine, self, budget);
@@ -283,7 +285,7 @@ impl Plan {
         self.advice_beside_moments(config, machine, budget)
     }
 
-    /// The same where no moment without an arena is too large, or none can be made smaller.
+    /// Such changes if no moment without an arena is too large, or none can be made smaller.
     fn advice_beside_moments(&self, config: &Config, machine: &Machine, budget: u64) -> String {
         let pool = if config.order == Order::Pool { config.pool } else { 0 };
         let held_out = outside::held_out(config);
@@ -297,7 +299,7 @@ impl Plan {
         }
     }
 
-    /// The run, and of a curriculum the stages that do not fit even alone.
+    /// The run, or for a curriculum the stages that do not fit even alone.
     fn what_does_not_fit(&self, budget: u64) -> String {
         let room = budget.saturating_sub(self.outside_arena_bytes);
         let large = |stage: &&StagePlan| stage.arena_bytes > room;

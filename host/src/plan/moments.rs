@@ -1,24 +1,24 @@
-//! What would make the moments without an arena fit: scoring's documents, the tokenizer, the encoders, the baselines. No
-//! smaller model or batch makes them smaller.
+//! Changes that make the phases without an arena fit: the documents to score, the tokenizer, the encoders, the
+//! baselines. A smaller model or batch does not make these phases smaller.
 
 use super::{Machine, Plan};
 use crate::config::{Config, NO_CACHE, Order};
 use crate::data::tokenizer;
 
-/// Fewer tokens than these are not worth scoring.
+/// Fewer tokens than this are not worth scoring.
 const LEAST_SCORED: u64 = 1 << 10;
 
-/// Another configuration, and the flags that say how it differs; nothing where there is no other.
+/// A changed configuration, and the flags for the change; `None` if no further change is possible.
 type Change = fn(&Config) -> Option<(Config, String)>;
 
-/// The place of the baselines among the plan's moments.
+/// The index of the baselines in the plan's list of moments.
 const BASELINES: usize = 3;
 
-/// Which moment, by its place in the plan, what makes smaller.
+/// Pairs of a moment, by its index in the plan, and a change that makes it smaller.
 const CHANGES: [(usize, Change); 5] = [(2, scored), (0, built), (1, encoders), (1, streamed), (BASELINES, baselines)];
 
-/// `config` changed so that its moments fit in `budget`, and the flags that do it. Changes that would not be enough are left
-/// away.
+/// `config` with changes that make its moments fit in `budget`, and the flags for them. Changes that would not suffice
+/// are omitted.
 pub(super) fn that_fit(config: &Config, machine: &Machine, budget: u64) -> (Config, Vec<String>) {
     let too_large =
         |config: &Config, moment| Plan::of(config, machine).is_ok_and(|plan| too_large(&plan, moment, budget));
@@ -39,14 +39,14 @@ pub(super) fn that_fit(config: &Config, machine: &Machine, budget: u64) -> (Conf
     (changed, flags)
 }
 
-/// Whether a moment does not fit in `budget`.
+/// Whether some moment does not fit in `budget`.
 pub(super) fn any_too_large(plan: &Plan, budget: u64) -> bool {
     (0..plan.moments.len()).any(|moment| too_large(plan, moment, budget))
 }
 
 fn too_large(plan: &Plan, moment: usize, budget: u64) -> bool {
     let running = plan.arena_bytes.saturating_add(plan.outside_arena_bytes);
-    // The baselines may take all that the run gave back: then it is the run that is too large.
+    // The baselines may use everything that the run freed: if they do not fit, the run itself is too large.
     let least = if moment == BASELINES { budget.max(running) } else { budget };
     plan.moments.get(moment).is_some_and(|moment| moment.bytes > least)
 }
@@ -68,7 +68,7 @@ fn streamed(config: &Config) -> Option<(Config, String)> {
     (config.order == Order::Random).then(|| (changed, format!("--cache {NO_CACHE} --order consecutive")))
 }
 
-/// The vocabulary of bytes is smaller than that of `config`, so the plan is no larger with it.
+/// The byte tokenizer's vocabulary is smaller than that of `config`, so the plan is no larger with it.
 fn built(config: &Config) -> Option<(Config, String)> {
     let builds = tokenizer::training_bytes(&config.tokenizer, Some(config.vocab_size())) > 0;
     let changed = Config { tokenizer: "byte".to_owned(), ..config.clone() };

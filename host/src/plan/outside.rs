@@ -1,4 +1,5 @@
-//! What a run takes beside its arena: lines that last as long as the arena, and moments when there is none.
+//! The memory of a run in addition to its arena: lines for memory that exists as long as the arena, and moments, which
+//! are phases without an arena.
 
 use capful_core::train::Stage;
 use serde::Serialize;
@@ -11,43 +12,43 @@ use crate::data::shards::training;
 use crate::data::validation::ValidationSet;
 use crate::data::{ahead, choice, overlap, shuffle, tokenizer};
 
-/// Batches that the reader makes ahead.
+/// Number of batches that the reader makes ahead.
 pub const LOADER_SLOTS: u64 = 3;
-/// Stack that a worker, the reader or the reporter touches.
+/// Bytes of stack that a worker, the reader or the reporter touches.
 const STACK: u64 = 256 << 10;
-/// Heap of the command itself once it runs: tokenizer, tables of names, output buffers.
+/// Heap of the running command itself: tokenizer, tables of names, output buffers.
 const HEAP: u64 = 16 << 20;
-/// What the n-gram baselines may take in any case, unless the budget is smaller: enough for the built-in corpus.
+/// Bytes that the n-gram baselines may use in any case, unless the budget is smaller: enough for the built-in corpus.
 const BASELINES: u64 = 128 << 20;
 
 /// A named number of bytes outside the arena.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Outside {
-    /// What it is.
+    /// Its purpose.
     pub name: String,
     /// Bytes.
     pub bytes: u64,
 }
 
-/// Main memory beside the arena of a run.
+/// Main memory of a run in addition to its arena.
 pub(super) struct MainMemory {
-    /// While the arena exists.
+    /// Memory that exists as long as the arena.
     pub lines: Vec<Outside>,
-    /// Moments when it does not, each with all that is in memory then: they follow each other, so only the largest
+    /// Phases without an arena, each with all memory in use during it: only one exists at a time, so only the largest
     /// counts.
     pub moments: Vec<Outside>,
-    /// Of the last moment, what the n-gram baselines may take.
+    /// The part of the last moment that the n-gram baselines may use.
     pub baselines: u64,
 }
 
 impl MainMemory {
-    /// Of the run of `config` on `machine`; `arena` is what it holds of the arena in main memory.
+    /// The main memory of the run of `config` on `machine`; `arena` is the part of the arena that is in main memory.
     pub fn of(config: &Config, laid: &Laid, machine: &Machine, arena: u64) -> MainMemory {
         let found = &machine.source;
         let mut lines = lasting(config, machine);
         let always = sum(&lines);
         lines.extend(running(config, laid, found));
-        // What the run gave back is free for the baselines, and more where no one asked for less.
+        // The memory that the run freed is available for the baselines, and more if the user set no smaller limit.
         let given_back = arena.saturating_add(sum(&lines) - always);
         let on_cpu = !config.device.starts_with("cuda");
         let most = config.budget.filter(|_| on_cpu).map_or(u64::MAX, |budget| budget.saturating_sub(always));
@@ -67,7 +68,7 @@ impl MainMemory {
         MainMemory { lines, moments, baselines }
     }
 
-    /// The most at once, `arena` in main memory.
+    /// The most memory at any time, with `arena` in main memory.
     pub fn most(&self, arena: u64) -> u64 {
         let moments = self.moments.iter().map(|moment| moment.bytes).max().unwrap_or(0);
         arena.saturating_add(sum(&self.lines)).max(moments)
@@ -87,7 +88,7 @@ pub(super) fn held_out(config: &Config) -> u64 {
     ValidationSet::storage(usize::try_from(config.eval_tokens).unwrap_or(usize::MAX))
 }
 
-/// What it takes to choose those documents, and then to look for what the training side has of them too.
+/// Bytes for choosing those documents, and then for searching them in the training side.
 fn choosing(config: &Config) -> u64 {
     let tokens = usize::try_from(config.eval_tokens).unwrap_or(usize::MAX).min(u32::MAX as usize);
     let tales = config.validation.as_ref().map_or_else(|| config.data.only(), Names::only) == Some("tales");
@@ -96,7 +97,7 @@ fn choosing(config: &Config) -> u64 {
     chosen.max(looked_for)
 }
 
-/// What is there from the beginning to the end.
+/// Memory that exists from the beginning to the end of the command.
 fn lasting(config: &Config, machine: &Machine) -> Vec<Outside> {
     let mut lines =
         vec![line("the program itself", machine.mapped + HEAP), line("held-out documents, at most", held_out(config))];
@@ -106,7 +107,7 @@ fn lasting(config: &Config, machine: &Machine) -> Vec<Outside> {
     lines
 }
 
-/// What is there as long as the arena.
+/// Memory that exists as long as the arena.
 fn running(config: &Config, laid: &Laid, found: &FoundSource) -> Vec<Outside> {
     let encoders = ahead::threads(config);
     // Tokens, targets and offsets.
@@ -122,9 +123,9 @@ fn running(config: &Config, laid: &Laid, found: &FoundSource) -> Vec<Outside> {
         lines.push(line("a step's inputs on their way", staging(laid, config.vocab_size(), &config.stages())));
     }
     if config.ranks > 1 {
-        // 8 to 11 MiB were measured of Open MPI 4.1 on one machine.
+        // Measurements of Open MPI 4.1 on one machine gave 8 to 11 MiB.
         let messages = if on_gpu { 0 } else { (12 << 20) + (u64::from(config.ranks) << 17) };
-        // Losses of a batch of each rank, and what ranks say when they agree.
+        // Losses of a batch of each rank, and the texts that ranks exchange to agree.
         let evaluation = config.evaluation();
         let shared = u64::from(config.ranks) * (16 * u64::from(evaluation.tokens()) + 1024);
         lines.push(line("messages between ranks, at most", messages + shared));
@@ -151,7 +152,7 @@ fn running(config: &Config, laid: &Laid, found: &FoundSource) -> Vec<Outside> {
     lines
 }
 
-/// What the threads hold that encode a source at once, where the run reads it in random order.
+/// Memory of the threads that encode a whole source at once, if the run reads it in random order.
 fn encoding(config: &Config) -> u64 {
     if config.order != Order::Random {
         return 0;
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
     use crate::plan::Plan;
 
-    /// What was found decides, and not what is there.
+    /// The plan follows from the information in `machine`, not from the current state of the disk.
     #[test]
     fn a_plan_has_what_was_found_of_the_data() {
         let raw = toml::from_str("data = '/no/such/place'\norder = 'pool'").unwrap();

@@ -1,4 +1,5 @@
-//! What a session does, recorded once as lists of operations. Here alone it matters which family a model is of.
+//! The operations of a session, recorded once as lists. This is the only module that distinguishes the families of
+//! models.
 
 use capful_core::device::{Device, Op, OperationError, Profile};
 use capful_core::memory::{Dtype, Layout, Ledger as _, Region, Role, Slot};
@@ -9,7 +10,7 @@ use capful_core::optimizer::{Optimizer, Room};
 use super::layout::{Section, Sections};
 use crate::config::AnyFamily;
 
-/// Why there is no such sequence of operations.
+/// The error for a sequence of operations that does not exist.
 pub(super) const UNLAID: OperationError = OperationError::Unsupported("no room was laid for this part of a plan");
 
 /// A step whose operations depend on plan and stage only.
@@ -21,30 +22,30 @@ pub enum Sequence {
         stage: usize,
         /// Whether it is the step's first.
         first: bool,
-        /// Whether copies in 8 bits are made and not read yet.
+        /// Whether 8-bit copies are made but not read yet.
         warming: bool,
     },
     /// The optimizer.
     Update,
-    /// Weights and their averages take each other's place.
+    /// Exchanges the weights with their averages.
     Exchange,
     /// An evaluation of one batch.
     Evaluate,
-    /// The logits of a chunk of the batch last evaluated.
+    /// The logits of a chunk of the last evaluated batch.
     Logits {
-        /// Chunks before it.
+        /// Number of chunks before it.
         chunk: u32,
     },
     /// One more token.
     Decode,
-    /// One more token and the most likely one after it.
+    /// One more token and the choice of the most likely one after it.
     Continue,
-    /// One more token and one that is drawn after it.
+    /// One more token and a random choice of the one after it.
     Sample,
 }
 
 impl Sequence {
-    /// The number that a GPU keeps its recording under.
+    /// The key of its recording on a GPU.
     pub fn key(self) -> u64 {
         match self {
             Sequence::Update => 0,
@@ -60,23 +61,23 @@ impl Sequence {
         }
     }
 
-    /// The number of the recording of this and an update behind it.
+    /// The key of the recording of this sequence followed by an update.
     pub fn key_with_update(self) -> u64 {
         self.key() | 1 << 63
     }
 
-    /// The number of the recording of so many of it, below 2^15.
+    /// The key of the recording of `count` repetitions of it, below 2^15.
     pub fn key_of(self, count: usize) -> u64 {
         self.key() | (count as u64) << 48
     }
 }
 
-/// The constants of steps that are no part of their shapes.
+/// The constants of steps that are not part of their shapes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Constants {
-    /// The optimizer's.
+    /// The optimizer's constants.
     pub optimizer: Optimizer,
-    /// What a decoded token sees.
+    /// The attention pattern of a decoded token.
     pub pattern: Pattern,
 }
 
@@ -85,15 +86,15 @@ pub struct Constants {
 pub struct Programs(Vec<(Sequence, Vec<Op>)>);
 
 impl Programs {
-    /// The most tokens that follow each other before the host looks at them.
+    /// The most tokens that are chosen in a row before the host reads them.
     pub const TOGETHER: usize = 16;
 
-    /// Bytes of so many operations.
+    /// Bytes of this number of operations.
     pub const fn bytes(operations: u64) -> u64 {
         operations * size_of::<Op>() as u64
     }
 
-    /// The operations of `sequence`; nothing where no section of the plan has it.
+    /// The operations of `sequence`; `None` if no section of the plan has it.
     pub fn get(&self, sequence: Sequence) -> Option<&[Op]> {
         self.0.iter().find(|(s, _)| *s == sequence).map(|(_, ops)| &ops[..])
     }
@@ -111,7 +112,7 @@ impl Programs {
         let record = |sequence| {
             let mut recorder = Recorder(Vec::new());
             model.run(sequence, sections, &mut recorder)?;
-            // What is kept is what the plan counts.
+            // Exactly the memory that the plan counts.
             recorder.0.shrink_to_fit();
             Ok((sequence, recorder.0))
         };
@@ -119,7 +120,7 @@ impl Programs {
     }
 }
 
-/// Keeps what it is given to run.
+/// A device that stores the operations it receives.
 struct Recorder(Vec<Op>);
 
 impl Device for Recorder {
@@ -129,10 +130,10 @@ impl Device for Recorder {
     }
 }
 
-/// Where an evaluation's batch and results lie.
+/// The regions of an evaluation's batch and results.
 #[derive(Debug, Clone, Copy)]
 pub struct EvaluationPlaces {
-    /// What is scored.
+    /// The batch to score.
     pub batch: Batch,
     /// [chunk, vocabulary].
     pub logits: Region,
@@ -140,41 +141,42 @@ pub struct EvaluationPlaces {
     pub losses: Region,
 }
 
-/// Where what a host writes and reads lies.
+/// The regions that the host writes and reads.
 #[derive(Debug, Clone)]
 pub struct Places {
     /// Settings and results of a step.
     pub control: Control,
     /// The batch of each training section.
     pub training: Vec<Batch>,
-    /// What an evaluation reads and writes.
+    /// The regions of an evaluation.
     pub evaluation: Option<EvaluationPlaces>,
     /// A token's id and position, and the logits after it.
     pub decoding: Option<[Region; 3]>,
-    /// What draws a token, where tokens are only generated. What chooses the most likely one has the same places.
+    /// The operation that samples a token, if tokens are only generated. The choice of the most likely token uses the
+    /// same regions.
     pub choice: Option<Sample>,
-    /// What is worth watching.
+    /// The gauges of the model.
     pub gauges: Vec<Gauge>,
 }
 
-/// A model of whichever family: laid section by section, then run.
+/// A model of any family: laid out section by section, then run.
 pub(super) trait Model {
-    /// Lays what lasts.
+    /// Lays out the persistent regions.
     fn lay_lasting(&mut self, profile: &dyn Profile, purpose: Purpose, layout: &mut Layout<'_>);
 
-    /// Lays a section.
+    /// Lays out a section.
     fn lay(&mut self, section: Section, profile: &dyn Profile, layout: &mut Layout<'_>);
 
-    /// Lays what chooses the most likely token and what draws one, behind a section that decodes.
+    /// Lays out the operations that choose the most likely token and that sample one, after a section that decodes.
     fn lay_choice(&mut self, layout: &mut Layout<'_>);
 
-    /// Where inputs and results were laid; nothing before what lasts was.
+    /// The regions of inputs and results; `None` before the persistent regions are laid out.
     fn places(&self) -> Option<Places>;
 
-    /// Gives a sequence of what was laid to `device`.
+    /// Runs a sequence on `device`.
     ///
     /// # Errors
-    /// What the device could not do; a section that was not laid.
+    /// An operation that failed; a section that was not laid out.
     fn run(&self, sequence: Sequence, sections: &Sections, device: &mut dyn Device) -> Result<(), OperationError>;
 
     /// See [`capful_core::model::Family::flops_per_token`].
@@ -184,7 +186,7 @@ pub(super) trait Model {
     fn introduction(&self) -> Vec<String>;
 }
 
-/// The model of `family`, nothing laid yet.
+/// The model of `family`, with nothing laid out yet.
 pub(super) fn model(family: &AnyFamily) -> Box<dyn Model> {
     match *family {
         AnyFamily::Transformer(family) => Box::new(Placed::new(family)),
@@ -193,7 +195,7 @@ pub(super) fn model(family: &AnyFamily) -> Box<dyn Model> {
     }
 }
 
-/// A family and what was laid of it.
+/// A family and its regions.
 struct Placed<F: Family> {
     family: F,
     lasting: Option<F::Lasting>,
@@ -312,7 +314,7 @@ mod tests {
     use crate::plan::{Laid, Machine, Plan};
     use capful_core::device::{Meter, Rates};
 
-    /// A plan and what was laid of it, with its programs.
+    /// A plan and its layout, with its programs.
     fn recorded(text: &str) -> (Plan, Laid) {
         let raw = toml::from_str(text).expect("TOML");
         let config = Config::resolve(raw).expect("a configuration");

@@ -1,4 +1,5 @@
-//! How long a step takes on several ranks: a simulation out of a plan's bytes and floating-point operations.
+//! The connection between ranks, and the time of a step with it: a simulation from a plan's bytes and floating-point
+//! operations.
 
 use capful_base::human_bytes;
 use std::fmt::Write as _;
@@ -8,22 +9,23 @@ use serde::Serialize;
 use super::{Machine, Plan};
 use crate::config::{Config, ConfigError, Link};
 
-/// A run on so many ranks, each of which forms as many micro-batches of a step as the configuration says of one process.
+/// A run on a number of ranks, each of which computes as many micro-batches of a step as the configuration sets for a
+/// single process.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scale {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: u32,
     /// Bytes of rank 0's arena.
     pub arena_bytes: u64,
-    /// Bytes that it sends in a step.
+    /// Bytes that rank 0 sends in a step.
     pub sent_per_step: u64,
-    /// Messages that they are sent in.
+    /// Number of messages for these bytes.
     pub messages_per_step: u64,
-    /// Seconds of a step over each link: the roofline, and what is sent as far as nothing hides it.
+    /// Seconds of a step over each link: the roofline time, and the communication that is not hidden.
     pub seconds_per_step: [f64; Link::ALL.len()],
-    /// Tokens a second of all ranks.
+    /// Tokens a second of all ranks together.
     pub tokens_per_s: [f64; Link::ALL.len()],
-    /// Tokens a second beside as many processes that send nothing.
+    /// Tokens a second relative to the same number of processes without communication.
     pub efficiency: [f64; Link::ALL.len()],
 }
 
@@ -31,10 +33,10 @@ pub struct Scale {
 const MOST: u32 = 1024;
 
 impl Plan {
-    /// The run of `config` on 1 to 1,024 ranks.
+    /// Simulates the run of `config` on 1 to 1,024 ranks.
     ///
     /// # Errors
-    /// As [`Plan::new`]; a model that ranks do not share.
+    /// As [`Plan::new`]; a model that ranks cannot share.
     pub fn scales(config: &Config, machine: &Machine) -> Result<Vec<Scale>, ConfigError> {
         let counts = std::iter::successors(Some(1u32), |n| (*n < MOST).then_some(n * 2));
         let alone = Plan::of(&Config { ranks: 1, exact_ranks: false, ..config.clone() }, machine)?;
@@ -68,7 +70,7 @@ fn scale(config: &Config, machine: &Machine, ranks: u32, alone: f64) -> Result<S
 }
 
 impl Scale {
-    /// A line for each number of ranks.
+    /// A table with a line for each number of ranks.
     pub fn table(rows: &[Scale]) -> String {
         let mut out = String::from("  ranks       arena        sent");
         for link in Link::ALL {
@@ -98,7 +100,8 @@ mod tests {
         Config::resolve(RawConfig { ranks: Some(ranks), ..raw }).unwrap()
     }
 
-    /// By hand: gradients of 4 bytes and weights of w are sent but for the own share, norms and results besides.
+    /// By hand: gradients of 4 bytes and weights of w bytes are sent, except for the rank's own share, and in addition
+    /// norms and results.
     #[test]
     fn what_is_sent_is_what_the_formula_says() {
         for (text, weight) in [
@@ -113,7 +116,7 @@ mod tests {
                 .unwrap();
                 let config = Config { exact_ranks: exact, zero, ..config(text, ranks) };
                 let plan = Plan::of(&config, &Machine::of(&config).unwrap()).unwrap();
-                // Each section is shared by itself: the embedding, a layer, the head and the last norm.
+                // Each section is shared separately: the embedding, a layer, the head with the last norm.
                 let rows = |of: &dyn Fn(&&Line) -> bool| -> u64 {
                     let gradients = whole.regions.iter().filter(|l| l.name.starts_with("gradient.") && of(l));
                     gradients.map(|l| (l.bytes + l.padding) / u64::from(l.layers) / 4).sum()
@@ -147,7 +150,7 @@ mod tests {
         assert_eq!((rows[0].ranks, rows[0].sent_per_step, rows[0].efficiency), (1, 0, [1.0; 3]));
         for pair in rows.windows(2) {
             assert!(pair[1].ranks == 2 * pair[0].ranks && pair[1].sent_per_step > pair[0].sent_per_step);
-            // Over NVLink few ranks gain as much by sharing the update as they lose.
+            // Over NVLink few ranks gain as much by sharing the update as they lose by communication.
             assert!(pair[1].efficiency[1..].iter().zip(&pair[0].efficiency[1..]).all(|(more, fewer)| more <= fewer));
             let [nvlink, pcie, ethernet] = pair[1].efficiency;
             assert!(1.01 > nvlink && nvlink > pcie && pcie > ethernet);

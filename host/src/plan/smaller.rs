@@ -1,17 +1,17 @@
-//! What would make a spiking model fit: first its steps, then its sizes in the order of what they give, tried on the
-//! ledger.
+//! Finds changes that make a spiking model fit: first smaller steps, then smaller sizes in the order of their effect,
+//! by planning each.
 
 use super::{Machine, Plan};
 use crate::config::{ByteSize, Config, Found, ModelConfig, NameOrSize, NeuroGenConfig, RawConfig};
 use capful_base::human_bytes;
 
-/// Presets for small GPUs, the one in the middle first.
+/// Presets for small GPUs, the medium one first.
 const PRESETS: [&str; 4] = ["gtx1650-balanced", "gtx1650-ultra", "neurogen-39k", "neurogen-tiny"];
 
-/// Segments and chunks are tried down to this.
+/// The smallest segments and chunks that are tried.
 const LEAST: u32 = 16;
 
-/// One line: smaller steps that fit; or which sizes to lower, the widest decoder that fits, and a preset that does.
+/// One line: smaller steps that fit; or the sizes to lower, the widest decoder that fits, and a preset that fits.
 pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, budget: u64) -> String {
     let needed = |config: &Config| {
         config.validate().ok()?;
@@ -26,7 +26,7 @@ pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, bud
         "lower broca_outputs first (the decoder is {} × {}), then pfc_neurons, then wernicke_neurons and broca_neurons",
         model.vocab_size, model.broca_outputs
     )];
-    // At the steps asked for where that is enough, else at the smallest.
+    // With the requested steps if that suffices, else with the smallest.
     let narrower = [Some(config), steps.last()].into_iter().flatten().find_map(|step| {
         let (smaller, bytes) = narrower_decoder(step, model, &needed)?;
         let more = flags(config, step);
@@ -51,8 +51,8 @@ pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, bud
     advice.join("; ")
 }
 
-/// The same model in smaller steps, gentlest first: fewer rows of logits at once, which no number depends on, then fewer
-/// streams, then shorter segments. Stages have shapes of their own.
+/// The same model in smaller steps, the mildest change first: fewer rows of logits at a time, which affects no result,
+/// then fewer streams, then shorter segments. Stages have shapes of their own.
 fn smaller_steps(config: &Config) -> Vec<Config> {
     let halves = |n: u32, least: u32| std::iter::successors(Some(n), move |n| (n / 2 >= least).then_some(n / 2));
     let mut shapes: Vec<(u32, u32)> = halves(config.batch_size, 1).map(|batch| (batch, config.seq_len)).collect();
@@ -66,7 +66,7 @@ fn smaller_steps(config: &Config) -> Vec<Config> {
     shapes.into_iter().flat_map(with).skip(1).collect()
 }
 
-/// The widest decoder of at most half the width that fits.
+/// The widest decoder that fits, of at most half the width.
 fn narrower_decoder(
     config: &Config,
     model: &NeuroGenConfig,
@@ -83,7 +83,7 @@ fn narrower_decoder(
     None
 }
 
-/// The flags that make one's steps the other's.
+/// The flags that change the steps of `from` into those of `to`.
 fn flags(from: &Config, to: &Config) -> String {
     let each = [
         ("--batch-size", from.batch_size, to.batch_size),

@@ -1,4 +1,4 @@
-//! The plan on a screen: at most twelve lines of a hundred columns, with colours where the terminal has them.
+//! The plan in a terminal: at most twelve lines of a hundred columns, with colours if the terminal supports them.
 
 use capful_base::human_bytes;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ const BAD: Style = AnsiColor::Red.on_default().bold();
 /// Columns of the longest bar.
 const BAR_COLUMNS: u64 = 22;
 
-/// What part of the memory serves a purpose, and what there is to say of it.
+/// A part of the memory with one purpose, and a remark about it.
 struct Share {
     name: &'static str,
     bytes: u64,
@@ -28,7 +28,8 @@ struct Share {
 }
 
 impl Plan {
-    /// The run of `config` in a few lines. They hold escape codes, to be taken out where no terminal obeys them.
+    /// The run of `config` in a few lines. They contain escape codes, which must be removed for outputs other than
+    /// terminals.
     pub fn summary(&self, config: &Config) -> String {
         let mut out = String::new();
         let _ = writeln!(out, "{}", self.model(config));
@@ -65,7 +66,7 @@ impl Plan {
         }
     }
 
-    /// How long the run is, and how long it takes at least where the roofline's speed is that of all its steps.
+    /// The length of the run, and its minimum time, if the roofline's speed applied to all of its steps.
     fn length(&self, config: &Config) -> String {
         if let Some(time) = config.time {
             return format!("as many steps as {} holds; ", Span(time));
@@ -88,7 +89,7 @@ impl Plan {
         }
     }
 
-    /// How many stages there are, and the one that takes most.
+    /// The number of stages, and the one that takes the most memory.
     fn curriculum(&self) -> String {
         let numbered = (1..).zip(&self.stages);
         let largest = numbered.max_by_key(|(number, stage)| (stage.arena_bytes, std::cmp::Reverse(*number)));
@@ -98,7 +99,7 @@ impl Plan {
         format!("{} stages{largest}", self.stages.len())
     }
 
-    /// The arena by purpose: the bytes of all shares add up to it.
+    /// The arena by purpose: the bytes of all shares add up to its size.
     fn arena(&self) -> [Share; 7] {
         let sum = |of: &dyn Fn(&&Line) -> bool| -> u64 {
             self.regions.iter().filter(of).map(|line| line.bytes + line.padding).sum()
@@ -134,7 +135,7 @@ impl Plan {
         types.join(", ")
     }
 
-    /// All that lies outside the arena at the same time.
+    /// All memory outside the arena that exists at the same time.
     fn beside(&self) -> Share {
         let largest = self.outside.iter().max_by_key(|line| line.bytes);
         let name = largest.map_or("", |line| line.name.trim_end_matches(", at most"));
@@ -142,8 +143,8 @@ impl Plan {
         Share { name: "outside the arena", bytes: outside::sum(&self.outside), detail: format!("{mostly}{name}") }
     }
 
-    /// What is needed at once, of what, and whether that is enough. Where a moment without the arena takes most it is
-    /// named.
+    /// The needed bytes, their consumer, and whether they are available. If a moment without the arena takes the most,
+    /// it is named.
     fn fit(&self) -> String {
         let needed = human_bytes(self.needed_bytes);
         let moment = self.moments.iter().find(|moment| {
@@ -162,7 +163,7 @@ impl Plan {
         }
     }
 
-    /// What the ranks send each other.
+    /// The communication between ranks.
     fn ranks(&self, config: &Config) -> String {
         let Some(stage) = self.stages.last() else { return String::new() };
         let link = match (config.link, self.estimates.link_seconds_per_step) {
@@ -172,7 +173,7 @@ impl Plan {
         format!("rank 0 of {}: sends {} a step ({link})", config.ranks, human_bytes(stage.sent_per_step))
     }
 
-    /// What the roofline allows: no run is faster; and what such operations took elsewhere.
+    /// The speed of the roofline, which no run exceeds; and the expected speed from measurements.
     fn speed(&self, config: &Config) -> String {
         let Estimates { seconds_per_step, tokens_per_s, hours_per_billion_tokens, generation, .. } = self.estimates;
         let of = if self.stages.len() > 1 { "roofline, last stage" } else { "roofline" };
@@ -197,7 +198,7 @@ fn shape(stage: &StagePlan) -> String {
     format!("{batch_size} × {seq_len} × {accumulate} = {} tokens a step", HumanCount(*tokens_per_step))
 }
 
-/// A bar of `bytes` in `all` of them, in eighths of a column; what is there is seen.
+/// A bar for `bytes` of `all`, in eighths of a column; at least one eighth.
 fn bar(bytes: u64, all: u64) -> String {
     let eighths = (8.0 * BAR_COLUMNS as f64 * bytes as f64 / all.max(1) as f64).round().max(1.0) as usize;
     let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
@@ -208,7 +209,7 @@ fn of_step(seconds: f64) -> String {
     if seconds < 1.0 { format!("{:.3} ms", seconds * 1e3) } else { format!("{seconds:.1} s") }
 }
 
-/// A number for people: what is small keeps its digits.
+/// A number for people: small numbers keep more digits.
 fn rounded(number: f64) -> String {
     match number {
         n if n < 10.0 => format!("{n:.2}"),
@@ -261,7 +262,7 @@ mod tests {
         assert!(shown.contains("\n  600 steps (153.6 k tokens) in 5 min or more; "), "{shown}");
         let (config, plan) = planned("epochs = 3");
         assert!(plan.summary(&config).contains("\n  3 epochs of the training text; "));
-        // A second for each step of the first stage, three for those of the second.
+        // One second for each step of the first stage, three seconds for each of the second.
         let stages =
             "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2\n[[stage]]\nfrom = 10\nseq_len = 16\nbatch_size = 2";
         let (config, mut plan) = planned(&format!("steps = 30\n{stages}"));

@@ -1,4 +1,4 @@
-//! The largest batch for every length, from the ledger.
+//! Finds the largest batch for every length, by planning.
 
 use serde::Serialize;
 
@@ -11,33 +11,34 @@ use crate::config::{Config, ConfigError, Recompute};
 pub struct Row {
     /// Tokens of a sequence.
     pub seq_len: u32,
-    /// What the backward pass computes again.
+    /// The level of recomputation.
     pub recompute: &'static str,
-    /// The most sequences that fit; 0 where none does.
+    /// The most sequences that fit; 0 if none does.
     pub batch_size: u32,
-    /// Rows of logits at once for it.
+    /// Rows of logits at a time with this batch.
     pub chunk: u32,
-    /// The arena then; 0 where nothing fits.
+    /// Bytes of the arena with this batch; 0 if none fits.
     pub arena_bytes: u64,
 }
 
-/// A smaller chunk is tried down to this: below it the head's product is too thin.
+/// The smallest chunk that is tried: below it the head's matrix multiplication is too narrow.
 const LEAST_CHUNK: u32 = 16;
 
 impl Plan {
-    /// The largest batch within the budget for the powers of two from 8 to the model's context, 768 and 1536 among
-    /// them, at each level of recomputation.
+    /// The largest batch within the budget for the powers of two from 8 to the model's context, and for 768 and 1536,
+    /// at each level of recomputation.
     ///
-    /// The chunk is the configured one, halved as long as that makes room for a batch larger by a sixteenth.
+    /// The chunk is the configured one, halved as long as that makes room for a batch that is larger by at least a
+    /// sixteenth.
     ///
     /// # Errors
-    /// An unknown GPU; no budget is known.
+    /// An unknown GPU; an unknown budget.
     pub fn sweep(config: &Config, machine: &Machine) -> Result<Vec<Row>, ConfigError> {
         if let (None, why) = machine.budget(config)? {
             return Err(ConfigError(format!("no batch is the largest without a budget: {why}")));
         }
         let budget = machine.budget(config)?.0.unwrap_or(0);
-        // Where nothing can be computed again, all levels are one.
+        // If nothing can be recomputed, all levels are the same.
         let alike = config.family().recomputable().iter().next().is_none();
         let mut rows: Vec<Row> = Vec::new();
         for seq_len in lengths(config.context()) {
@@ -56,7 +57,7 @@ impl Plan {
 
 fn lengths(context: u32) -> impl Iterator<Item = u32> {
     let powers = std::iter::successors(Some(8u32), |n| n.checked_mul(2));
-    // The published curriculum has these two between.
+    // The published curriculum uses these two lengths.
     let between = |n: u32| if matches!(n, 512 | 1024) { Some(n + n / 2) } else { None };
     powers.flat_map(move |n| [Some(n), between(n)]).flatten().take_while(move |n| *n <= context)
 }
@@ -74,7 +75,7 @@ fn row(
     };
     let profile = profile(config)?;
     let largest = |chunk: u32| {
-        // What is too large to be counted does not fit either.
+        // A plan that is too large for the numbers does not fit either.
         let least = |batch_size: u32| {
             let tried = tried(chunk, batch_size)?;
             Laid::least(&tried.family(), &profile, &Sections::training(&tried)).ok()
@@ -89,13 +90,13 @@ fn row(
     let mut chunk = config.chunk;
     let (mut batch_size, mut arena_bytes) = largest(chunk);
     loop {
-        // No more rows than there are tokens.
+        // At most as many rows as there are tokens.
         chunk = chunk.min(batch_size.max(1).saturating_mul(seq_len));
         if chunk / 2 < LEAST_CHUNK {
             break;
         }
         let (more, bytes) = largest(chunk / 2);
-        // Where nothing fits yet, more than one halving may be needed.
+        // If nothing fits yet, more than one halving may be needed.
         if batch_size > 0 && more <= batch_size + batch_size / 16 {
             break;
         }
@@ -104,23 +105,23 @@ fn row(
     Ok(Row { seq_len, recompute: name, batch_size, chunk, arena_bytes })
 }
 
-/// Bytes of a plan.
+/// The memory of a plan in bytes.
 #[derive(Debug, Clone, Copy)]
 struct Needs {
     /// The arena.
     arena: u64,
-    /// The arena and what lies beside it as long as it is there.
+    /// The arena and the memory that exists as long as the arena.
     running: u64,
-    /// The most at any moment.
+    /// The most memory at any time.
     all: u64,
 }
 
-/// The largest batch that needs no more than `budget`, and its arena, in few exact plans. `least` is what the regions
-/// take, which is found without running a step; what comes to them grows with the batch, but may be a little less for
-/// one more: the next batch is planned exactly, whatever is expected of it.
+/// The largest batch that needs at most `budget`, and its arena, with few exact plans. `least` gives the bytes of the
+/// regions, which needs no run of a step; the remaining bytes grow with the batch, but may be a little less for the
+/// next larger batch: so the next batch is always planned exactly.
 fn most(budget: u64, least: impl Fn(u32) -> Option<u64>, exact: impl Fn(u32) -> Option<Needs>) -> (u32, u64) {
     let room = |batch: u32, beside: u64| least(batch).is_some_and(|bytes| bytes.saturating_add(beside) <= budget);
-    // The last batch from `good` on and before `bad` that has room beside so much.
+    // The last batch from `good` on and before `bad` that fits together with `beside` bytes.
     let last = |mut good: u32, mut bad: u64, beside: u64| {
         while bad - u64::from(good) > 1 {
             let middle = good + ((bad - u64::from(good)) / 2) as u32;
@@ -149,13 +150,13 @@ fn most(budget: u64, least: impl Fn(u32) -> Option<u64>, exact: impl Fn(u32) -> 
             next = good + 1;
             continue;
         }
-        // Behind a batch that was too large, the one that has room beside what that one needs.
+        // After a batch that was too large, tries the one that fits together with the additional bytes of the former.
         let near = more.map(|more| last(good, bad, more)).filter(|near| *near > good);
         next = if fits.is_some() { limit } else { near.unwrap_or(good + (limit - good).div_ceil(2)) };
     }
 }
 
-/// The largest batch that fits and its bytes: steps of growing size away from `guess`, then the gap halved.
+/// The largest batch that fits and its bytes: first steps of growing size away from `guess`, then bisection.
 pub(super) fn largest(
     guess: u32,
     fits: impl Fn(u32) -> Result<Option<u64>, ConfigError>,
@@ -208,8 +209,8 @@ mod tests {
         }
     }
 
-    /// As planning every batch gives it. Beside a program of this size 864 sequences are the first whose successor needs
-    /// less beside its regions.
+    /// The same result as planning every batch. With a program of this size, 864 sequences are the first number whose
+    /// successor needs fewer bytes in addition to its regions.
     #[test]
     fn rows_are_those_of_exact_plans() {
         for text in ["preset = 'neurogen-tiny'\n[model]\ncontext = 32", "preset = 'yxanul-tiny'\n[model]\ncontext = 16"]

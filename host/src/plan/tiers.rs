@@ -1,4 +1,5 @@
-//! How few bytes a parameter can take: tiers of what a run keeps of it, each with what it costs.
+//! Tiers of the bytes for each parameter: which of a parameter's data a run stores in which type, and the cost of each
+//! tier.
 
 use capful_base::human_bytes;
 use capful_core::memory::Role;
@@ -7,42 +8,42 @@ use serde::Serialize;
 use super::{Machine, Plan};
 use crate::config::{Config, ConfigError, Gradients, Masters, RawConfig, States};
 
-/// A way to keep fewer bytes of every parameter.
+/// A way to store fewer bytes for every parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Saving {
     /// States in 8 bits, masters in 24.
     Codes,
     /// Gradients in bf16.
     Gradients,
-    /// No masters: weights are rounded by chance.
+    /// No masters: weights are rounded stochastically.
     NoMasters,
-    /// Each layer's gradients in the place of the others', without a clip.
+    /// The gradients of all layers share the memory of one layer, without a clip.
     Released,
 }
 
 impl Saving {
-    /// Each is on top of those before it, in the order of what they cost.
+    /// Each saving is applied in addition to the previous ones, in the order of their costs.
     const ALL: [Saving; 4] = [Saving::Codes, Saving::Gradients, Saving::NoMasters, Saving::Released];
 
-    /// By how much the loss of a run was above that of f32 states, in percent: `quick-70m` in bf16, 2,000 steps, means of three
-    /// seeds, which differ by 0.2 (docs/performance/memory.md). Of a run without masters it is the higher of both means that were
-    /// measured, with gradients in f32 and in bf16.
+    /// By how many percent the loss of a run was above the loss with f32 states: `quick-70m` in bf16, 2,000 steps,
+    /// means of three seeds, which differ by 0.2 (docs/performance/memory.md). For a run without masters it is the
+    /// higher of two measured means, with gradients in f32 and in bf16.
     const fn loss(self) -> f64 {
         match self {
             Saving::Codes => 0.01,
             Saving::NoMasters => 0.11,
-            // Nothing was measured of the first, and without a clip the second changes no bit.
+            // The first was not measured, and without a clip the second changes no bit.
             Saving::Gradients | Saving::Released => 0.0,
         }
     }
 
-    /// Whether it costs neither loss that could be measured nor time. Released gradients cost time and the clip.
+    /// Whether it costs neither measurable loss nor time. Released gradients cost time and the clip.
     const fn is_free(self) -> bool {
         matches!(self, Saving::Codes | Saving::Gradients)
     }
 }
 
-/// Which of the keys that tiers are made of were written, so that no tier changes them.
+/// Which keys of the tiers the user has set, so that no tier changes them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fixed {
     masters: bool,
@@ -51,7 +52,7 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// Those of `raw`. A clip that was written is one of released gradients too.
+    /// The keys that `raw` sets. A written clip also fixes released gradients.
     pub fn of(raw: &RawConfig) -> Fixed {
         Fixed {
             masters: raw.masters.is_some(),
@@ -61,33 +62,33 @@ impl Fixed {
     }
 }
 
-/// A tier: what a run keeps, and what that costs.
+/// A tier: the types of the stored data, and their cost.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Tier {
-    /// The flags that choose it; none for everything in f32.
+    /// The flags that select it; empty for everything in f32.
     pub flags: String,
-    /// Whether it is what this run has.
+    /// Whether this run uses it.
     pub chosen: bool,
-    /// Bytes of weights, gradients, masters and states, a parameter.
+    /// Bytes of weights, gradients, masters and states for each parameter.
     pub bytes_per_parameter: f64,
-    /// What the run needs of the budget.
+    /// Bytes of the budget that the run needs.
     pub needed_bytes: u64,
-    /// Whether that is within the budget, where it is known.
+    /// Whether these are within the budget, if that is known.
     pub fits: Option<bool>,
-    /// Seconds of a step on the roofline.
+    /// Seconds of a step by the roofline model.
     pub seconds: f64,
-    /// By how much the loss of `quick-70m` was above that of f32 states in percent.
+    /// By how many percent the loss of `quick-70m` was above the loss with f32 states.
     pub loss_percent: f64,
 }
 
-/// A configuration of a tier, the last saving that made it, and the highest loss of all that did.
+/// A configuration of a tier, the last saving that was applied, and the highest loss of all applied savings.
 struct Candidate {
     config: Config,
     saving: Option<Saving>,
     loss: f64,
 }
 
-/// `config` with a saving, where it changes something and the run can have it.
+/// `config` with a saving, if that changes something and the run supports it.
 fn saved(config: &Config, saving: Saving, fixed: Fixed) -> Option<Config> {
     let mut changed = config.clone();
     match saving {
@@ -95,7 +96,7 @@ fn saved(config: &Config, saving: Saving, fixed: Fixed) -> Option<Config> {
             changed.states = States::EightBits;
             if !fixed.masters && changed.masters == Masters::F32 {
                 changed.masters = Masters::F24;
-                // In f32 weights are their own masters.
+                // In f32 the weights are their own masters.
                 if changed.validate().is_err() {
                     changed.masters = Masters::F32;
                 }
@@ -112,7 +113,7 @@ fn saved(config: &Config, saving: Saving, fixed: Fixed) -> Option<Config> {
     (changed != *config && changed.validate().is_ok()).then_some(changed)
 }
 
-/// Everything that `config` can keep, from most bytes to fewest: itself first.
+/// All configurations of tiers for `config`, from the most bytes to the fewest: `config` itself first.
 fn candidates(config: &Config, fixed: Fixed) -> Vec<Candidate> {
     let mut all = vec![Candidate { config: config.clone(), saving: None, loss: 0.0 }];
     for saving in Saving::ALL {
@@ -124,18 +125,18 @@ fn candidates(config: &Config, fixed: Fixed) -> Vec<Candidate> {
     all
 }
 
-/// The run of `config` with all in f32.
+/// The run of `config` with everything in f32.
 fn whole(config: &Config) -> Config {
     let (states, masters, gradients) = (States::F32, Masters::F32, Gradients::F32);
     Config { states, masters, gradients, release_gradients: false, ..config.clone() }
 }
 
-/// `config` and the tiers that keep less.
+/// `config` and the tiers that store less.
 pub(super) fn below(config: &Config) -> impl Iterator<Item = Config> {
     candidates(config, Fixed::default()).into_iter().map(|one| one.config)
 }
 
-/// The flags that make a tier of `from`.
+/// The flags that change `from` into the tier `to`.
 pub(super) fn flags(from: &Config, to: &Config) -> Vec<String> {
     let states = (from.states != to.states).then_some("--states 8bit");
     let masters = match to.masters {
@@ -169,7 +170,7 @@ impl Tier {
 }
 
 impl Plan {
-    /// Every tier of the run of `config`, from most bytes to fewest.
+    /// Every tier of the run of `config`, from the most bytes to the fewest.
     ///
     /// # Errors
     /// As [`Plan::new`].
@@ -180,11 +181,12 @@ impl Plan {
         all.iter().map(tier).collect()
     }
 
-    /// The run with the fewest bytes a parameter that cost nothing, or, where that does not fit, with the first tier behind it
-    /// that does; what else is left to the plan is `decided` for each. With lines for people.
+    /// The run with the fewest bytes a parameter among the tiers without cost, or, if that does not fit, with the first
+    /// later tier that fits; other settings that are left to the plan are `decided` for each tier. With lines for
+    /// people.
     ///
     /// # Errors
-    /// What could not be decided for the last tier.
+    /// A setting that could not be resolved for the last tier.
     pub(super) fn cheapest_tier(
         config: &Config,
         machine: &Machine,
@@ -241,7 +243,7 @@ mod tests {
         (settled.config, settled.lines.join("\n"))
     }
 
-    /// What flags say, as a file says it.
+    /// The flags in the notation of a configuration file.
     fn in_file(flags: &str) -> String {
         let mut text = String::new();
         for flag in flags.split("--").filter(|flag| !flag.is_empty()) {
@@ -271,20 +273,20 @@ mod tests {
                 let own = tiers(&format!("{text}{}", in_file(&tier.flags)));
                 let chosen: Vec<_> = own.iter().filter(|own| own.chosen).collect();
                 assert_eq!(chosen.len(), 1, "{tier:?}");
-                // A run that has no clip anyway need not say so.
+                // A run without a clip needs no flag for that.
                 let flags = tier.flags.replace("--clip 0 ", "");
                 assert_eq!((chosen[0].needed_bytes, &chosen[0].flags), (tier.needed_bytes, &flags));
             }
         }
     }
 
-    /// docs/configuration.md has the arithmetic.
+    /// docs/configuration.md contains the arithmetic.
     #[test]
     fn bytes_a_parameter_are_those_of_its_tables() {
         let all = tiers(&format!("preset = 'pythia-70m'\n{SMALL}"));
         let blocks = 2.0 * 132.0 / 128.0;
         for (tier, expected) in all.iter().zip([16.0, 2.0 + 4.0 + 1.0 + blocks, 2.0 + 2.0 + 1.0 + blocks]) {
-            // Rows that the vocabulary is padded by.
+            // Rows that pad the vocabulary.
             let share = tier.bytes_per_parameter / expected;
             assert!((1.0..1.004).contains(&share), "{tier:?}, {expected}");
         }
@@ -301,7 +303,7 @@ mod tests {
         }
         let (config, _) = settle(&format!("{text}budget = '100GiB'"));
         assert_eq!((config.states, config.masters), (States::EightBits, Masters::F24));
-        // Where none fits it is the last, which is refused.
+        // If none fits, the last tier is used, which is then refused.
         let least = all.last().unwrap().needed_bytes;
         let (config, _) = settle(&format!("{text}budget = '{}'", least - 1));
         let machine = Machine::of(&config).unwrap();
@@ -309,7 +311,7 @@ mod tests {
         assert_eq!(plan.needed_bytes, least);
         let refused = plan.require_fit(&config, &machine).unwrap_err().to_string();
         assert!(refused.contains("--batch-size 2") && !refused.contains('\n'), "{refused}");
-        // What would fit is suggested where no smaller micro-batch does.
+        // A tier that fits is suggested if no smaller micro-batch fits.
         let large = text.replace("'auto'", "'f32'").replace("batch_size = 4", "batch_size = 1");
         let (config, _) = settle(&format!("{large}recompute = 'full'\nchunk = 64\nbudget = '900MiB'"));
         let machine = Machine::of(&config).unwrap();
@@ -317,7 +319,7 @@ mod tests {
         assert!(refused.contains("; --states 8bit --masters f24") && refused.contains(" fits ("), "{refused}");
     }
 
-    /// What is advised is a run: 512 micro-batches would be more parts than a gradient in bf16 may be the sum of.
+    /// The advice must be a valid run: 512 micro-batches would be more terms than a gradient in bf16 may have.
     #[test]
     fn no_run_is_advised_that_would_be_refused() {
         let text = format!("preset = 'pythia-70m'\n{SMALL}\ngradients = 'bf16'\n").replace("size = 4", "size = 512");
@@ -326,7 +328,7 @@ mod tests {
             let machine = Machine::of(&config).unwrap();
             let refused = Plan::of(&config, &machine).unwrap().require_fit(&config, &machine).unwrap_err().to_string();
             if let Some((flags, _)) = refused.split_once("; --").and_then(|(_, advice)| advice.split_once(" fits (")) {
-                // Over what was written.
+                // The flags override the written settings.
                 let mut table: toml::Table = toml::from_str(&text).unwrap();
                 table.extend(toml::from_str::<toml::Table>(&in_file(&format!("--{flags}"))).unwrap());
                 let advised = Plan::settle(table.try_into().unwrap(), 0);
@@ -343,13 +345,13 @@ mod tests {
         let (config, _) = settle(&format!("{tight}masters = 'f32'\ngradients = 'f32'\nclip = 0.5"));
         assert_eq!((config.masters, config.gradients, config.release_gradients), (Masters::F32, Gradients::F32, false));
         assert_eq!((config.states, config.clip), (States::EightBits, 0.5));
-        // Nothing of masters or gradients in f32 on a processor.
+        // On a CPU there is no choice of masters or gradients.
         let (config, line) = settle("preset = 'pythia-tiny'\ndevice = 'cpu'\nstates = 'auto'\nbudget = '1MiB'");
         assert_eq!(
             (config.masters, config.gradients, config.states),
             (Masters::F32, Gradients::F32, States::EightBits)
         );
-        // Without masters to give up, of which the measured loss is.
+        // There are no masters to give up, for which the loss was measured.
         assert!(
             config.release_gradients && line.contains("--release-gradients: ") && line.contains("+0.01 %"),
             "{line}"

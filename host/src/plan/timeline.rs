@@ -1,4 +1,4 @@
-//! How long a step of one of several ranks takes over each link: its operations on the two streams of a GPU.
+//! Simulates the time of a step on one of several ranks over each link: its operations on the two streams of a GPU.
 
 use capful_core::device::{Device, Op, OperationError, Rates};
 
@@ -8,23 +8,24 @@ use crate::device::{Overlap, Place, Stream};
 /// Seconds over each link.
 pub type OverLinks = [f64; Link::ALL.len()];
 
-/// A program on a clock. An operation begins when the one before it on its stream is over, and the one of the other stream
-/// that it waits for. It takes its time on the roofline, whatever runs beside it, and the link the time of what it sends.
+/// A program with a clock. An operation begins when the previous operation of its stream has ended, and the operation
+/// of the other stream that it waits for. It takes its roofline time, whatever runs at the same time, plus the link's
+/// time for what it sends.
 pub(super) struct Timeline {
     rates: Rates,
-    /// Where nothing runs beside anything there is one stream.
+    /// The assignment to two streams; `None` for a single stream.
     overlap: Option<Overlap>,
-    /// When each operation of each stream is over.
+    /// When each operation of each stream ends.
     ends: [Vec<OverLinks>; 2],
 }
 
 impl Timeline {
-    /// At its beginning; `beside` says whether there are two streams.
+    /// A timeline at its beginning; `beside` is whether there are two streams.
     pub(super) fn new(rates: Rates, beside: bool) -> Timeline {
         Timeline { rates, overlap: beside.then(Overlap::default), ends: [Vec::new(), Vec::new()] }
     }
 
-    /// When all is over.
+    /// When all operations have ended.
     pub(super) fn end(&self) -> OverLinks {
         let last = |of: &Vec<OverLinks>| of.last().copied().unwrap_or_default();
         let [compute, exchange] = [0, 1].map(|i| last(&self.ends[i]));
@@ -57,8 +58,8 @@ mod tests {
         Region { space: Space::Arena, dtype: Dtype::F32, offset, shape }
     }
 
-    /// Two layers' gradients, each formed by an operation of 3 s that moves 300 bytes; the first ones are sent beside the
-    /// forming of the second ones. By hand.
+    /// Gradients of two layers, each computed by an operation of 3 s that moves 300 bytes; the first gradients are sent
+    /// while the second are computed. By hand.
     #[test]
     fn what_is_sent_is_hidden_as_far_as_something_is_computed_beside_it() {
         let rates = Rates { bytes_per_s: 100.0, ..Rates::ONE };
@@ -74,12 +75,12 @@ mod tests {
             step.iter().for_each(|op| timeline.run(op).unwrap());
             timeline.end()
         };
-        // 64 bytes read and as many written; 64 of two ranks' tables and as many received; 64 and 32.
+        // 64 bytes read and 64 written; 64 bytes of two ranks' tables sent and 64 received; 64 and 32.
         let (form, send, sum) = (1.28, 1.28, 0.96);
         let [_, _, ethernet] = time(false);
         let message = Link::Ethernet.seconds(32, 1);
         approx::assert_relative_eq!(ethernet, 2.0 * (form + send + sum + message), max_relative = 1e-12);
-        // The second layer's gradients are formed while the first one's are sent, but not while those are added up.
+        // The second layer's gradients are computed while the first layer's are sent, but not while those are summed.
         let [_, _, ethernet] = time(true);
         approx::assert_relative_eq!(ethernet, form + 2.0 * (send + sum + message), max_relative = 1e-12);
     }

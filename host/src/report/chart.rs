@@ -1,4 +1,4 @@
-//! Charts over the steps of a run, as shapes that the page draws.
+//! Charts over the steps of a run, as shapes for the page to draw.
 
 use std::fmt::Write as _;
 
@@ -7,20 +7,20 @@ use serde::Serialize;
 use super::scale::{Scale, Tick, rounded};
 use super::series::Series;
 
-/// A polygon between the lowest and the highest values, or a line.
+/// A line, or a polygon between the lowest and the highest values.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Shape {
-    /// What it is, for those who read the page by a program.
+    /// Its name, for programs that read the page.
     pub name: String,
     /// The number of its colour.
     pub colour: usize,
     /// The path.
     pub d: String,
-    /// Whether it has an area.
+    /// Whether its area is filled.
     pub filled: bool,
-    /// How many values it is of.
+    /// The number of values that it shows.
     pub count: u64,
-    /// The last, the lowest and the highest of them.
+    /// The last, the lowest and the highest value.
     pub last: String,
     /// See [`Shape::last`].
     pub low: String,
@@ -28,39 +28,39 @@ pub struct Shape {
     pub high: String,
 }
 
-/// A marked value and how far off it may be.
+/// A marked value and its standard error.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Mark {
-    /// Its place.
+    /// Its horizontal position.
     pub x: f64,
-    /// Its place.
+    /// Its vertical position.
     pub y: f64,
-    /// The places of a standard error above and below it.
+    /// The vertical positions of the value plus and minus its standard error.
     pub bar: Option<[f64; 2]>,
     /// The number of its colour.
     pub colour: usize,
     /// Its step.
     pub step: u64,
-    /// The value, as it was written.
+    /// The value, as the run wrote it.
     pub value: String,
-    /// Its standard error, as it was written.
+    /// The standard error, as the run wrote it.
     pub error: Option<String>,
-    /// What it is.
+    /// Its description.
     pub title: String,
 }
 
-/// A line across the chart at a value.
+/// A horizontal line at a value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Rule {
-    /// Its place.
+    /// Its vertical position.
     pub y: f64,
-    /// Where its name stands.
+    /// The vertical position of its name.
     pub label_y: f64,
     /// Its name.
     pub label: String,
     /// Its value.
     pub value: String,
-    /// Beside the line, what is to be seen of it as an interval.
+    /// The vertical positions of an interval around the value, if it has one.
     pub between: Option<[f64; 2]>,
 }
 
@@ -71,7 +71,7 @@ pub struct Entry {
     pub colour: usize,
     /// Its name.
     pub label: String,
-    /// Whether it is of points.
+    /// Whether it describes points rather than a line.
     pub point: bool,
 }
 
@@ -82,13 +82,13 @@ pub struct Chart {
     pub id: String,
     /// What it shows.
     pub title: String,
-    /// The same in a sentence, with the numbers that matter.
+    /// The same as a sentence, with the most important numbers.
     pub desc: String,
     /// Its size.
     pub width: f64,
     /// See [`Chart::width`].
     pub height: f64,
-    /// The sides of what is drawn in.
+    /// The edges of the plot area.
     pub left: f64,
     /// See [`Chart::left`].
     pub right: f64,
@@ -96,28 +96,28 @@ pub struct Chart {
     pub top: f64,
     /// See [`Chart::left`].
     pub bottom: f64,
-    /// Named steps.
+    /// Labelled steps.
     pub across: Vec<Tick>,
-    /// Named values.
+    /// Labelled values.
     pub up: Vec<Tick>,
-    /// The ranges of what was smoothed.
+    /// The ranges of the values, drawn behind their lines.
     pub bands: Vec<Shape>,
     /// Lines.
     pub lines: Vec<Shape>,
     /// Marked values.
     pub marks: Vec<Mark>,
-    /// Values that hold for the whole run.
+    /// Values that apply to the whole run.
     pub rules: Vec<Rule>,
-    /// The lines' names, where there are several.
+    /// The names of the lines, if there are several.
     pub legend: Vec<Entry>,
 }
 
-/// How large a chart is.
+/// The size of a chart.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Size {
     width: f64,
     height: f64,
-    /// Room for the names of rules.
+    /// Width reserved for the names of rules.
     right: f64,
     ticks: [usize; 2],
 }
@@ -125,22 +125,22 @@ pub struct Size {
 impl Size {
     /// As wide as the page.
     pub const LARGE: Size = Size { width: 900.0, height: 320.0, right: 128.0, ticks: [8, 6] };
-    /// Two beside each other.
+    /// Half of the page's width, for two charts side by side.
     pub const SMALL: Size = Size { width: 440.0, height: 200.0, right: 20.0, ticks: [5, 5] };
 }
 
 /// How a curve is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// Smoothed, before its values.
+    /// A smoothed line in front of the range of the values.
     Smoothed,
-    /// The means of its buckets, before its values.
+    /// The means of the buckets in front of the range of the values.
     Means,
-    /// The means of its buckets alone: of several curves in a chart the values would hide each other.
+    /// The means of the buckets alone: with several curves in a chart their ranges would hide each other.
     Alone,
 }
 
-/// What is drawn over steps.
+/// Values over steps.
 pub struct Curve<'a> {
     /// Its name.
     pub name: &'a str,
@@ -148,7 +148,7 @@ pub struct Curve<'a> {
     pub colour: usize,
     /// Its values.
     pub series: &'a Series,
-    /// How it is drawn.
+    /// How the curve is drawn.
     pub style: Style,
 }
 
@@ -163,47 +163,48 @@ pub struct Marked {
     pub error: Option<f64>,
     /// The number of its colour.
     pub colour: usize,
-    /// What it is.
+    /// Its description.
     pub title: String,
 }
 
-/// A value that holds for the whole run.
+/// A value that applies to the whole run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Level {
     /// Its name.
     pub label: String,
     /// The value.
     pub value: f64,
-    /// Where it lies likely.
+    /// The interval in which the value probably lies.
     pub between: Option<[f64; 2]>,
 }
 
-/// What a chart is drawn of.
+/// The content of a chart.
 pub struct Drawing<'a> {
     /// Its name within the page.
     pub id: String,
     /// What it shows.
     pub title: String,
-    /// The same in a sentence.
+    /// The same as a sentence.
     pub desc: String,
     /// Its size.
     pub size: Size,
     /// Its lines.
     pub curves: Vec<Curve<'a>>,
-    /// What is marked.
+    /// Marked values.
     pub marked: Vec<Marked>,
-    /// What the marks of a colour are.
+    /// The meaning of the marks of each colour.
     pub mark_names: Vec<(usize, &'static str)>,
-    /// What holds for the whole run.
+    /// Values that apply to the whole run.
     pub levels: Vec<Level>,
     /// Whether the axis begins at 0.
     pub from_zero: bool,
-    /// The ratio of the highest to the lowest value from which on the axis is a logarithm's.
+    /// The axis is logarithmic if the ratio of the highest to the lowest value is at least this.
     pub log_from: f64,
 }
 
 impl Style {
-    /// Whether a curve of `series` has its values behind its line: they may be the line.
+    /// Whether a curve of `series` has a band for the range of its values: with one value a bucket the line shows them
+    /// already.
     fn has_band(self, series: &Series) -> bool {
         match self {
             Style::Smoothed => true,
@@ -213,11 +214,11 @@ impl Style {
     }
 }
 
-/// Heights between the names of rules.
+/// Least distance between the names of rules.
 const LINE: f64 = 13.0;
 
 impl Drawing<'_> {
-    /// Draws it; nothing where there is nothing to be drawn.
+    /// Lays out the chart; `None` if it has no values.
     pub fn chart(self) -> Option<Chart> {
         let Size { width, height, right, ticks } = self.size;
         let (left, right) = (56.0, width - if self.levels.is_empty() { 20.0 } else { right });
@@ -231,7 +232,7 @@ impl Drawing<'_> {
         let [low, high] = ranges.chain(marks).chain(levels).reduce(|[a, b], [c, d]| [a.min(c), b.max(d)])?;
         let log = low > 0.0 && high / low >= self.log_from;
         let low = if self.from_zero && !log { low.min(0.0) } else { low };
-        // A little room, so that no line lies on the frame.
+        // A margin, so that no line lies on the frame.
         let room = 0.04 * (high - low);
         let values = match log {
             true => [low / (high / low).powf(0.04), high * (high / low).powf(0.04)],
@@ -285,7 +286,7 @@ impl Drawing<'_> {
     }
 }
 
-/// Lines across the chart, with their names one below the other.
+/// Horizontal lines, with their names one below the other.
 fn rules(mut levels: Vec<Level>, up: &Scale, [top, bottom]: [f64; 2]) -> Vec<Rule> {
     levels.sort_by(|a, b| b.value.total_cmp(&a.value));
     let mut rules: Vec<Rule> = Vec::new();
@@ -296,7 +297,7 @@ fn rules(mut levels: Vec<Level>, up: &Scale, [top, bottom]: [f64; 2]) -> Vec<Rul
         let (label_y, value) = ((y + 4.0).max(above + LINE), level.value.to_string());
         rules.push(Rule { y, label_y, label: level.label, value, between });
     }
-    // Those that were pushed below the frame go back up, and push those above them.
+    // Names that were pushed below the frame move up again, and push up the names above them.
     let mut lowest = bottom + 4.0;
     for rule in rules.iter_mut().rev() {
         rule.label_y = rounded(rule.label_y.min(lowest));
@@ -319,7 +320,7 @@ fn shape(curve: &Curve<'_>, d: String) -> Shape {
     }
 }
 
-/// The values as a line.
+/// The curve's line.
 fn line(curve: &Curve<'_>, across: &Scale, up: &Scale) -> Shape {
     let points = match curve.style {
         Style::Smoothed => curve.series.smoothed(),
@@ -328,7 +329,7 @@ fn line(curve: &Curve<'_>, across: &Scale, up: &Scale) -> Shape {
     shape(curve, path(points.into_iter(), across, up))
 }
 
-/// The values' range as a polygon; of one value a bucket the values as a line.
+/// The range of the values as a polygon; with one value a bucket, the values as a line.
 fn band(curve: &Curve<'_>, across: &Scale, up: &Scale) -> Shape {
     if curve.series.buckets().all(|bucket| bucket.count == 1) {
         return shape(curve, path(curve.series.points().into_iter(), across, up));
@@ -339,7 +340,7 @@ fn band(curve: &Curve<'_>, across: &Scale, up: &Scale) -> Shape {
     Shape { filled: true, ..shape(curve, polygon) }
 }
 
-/// A path through points, to a tenth of a pixel. One point is a dot, which a round end shows.
+/// A path through points, to a tenth of a pixel. One point becomes a dot, drawn by the round end of a line.
 fn path(points: impl Iterator<Item = (f64, f64)>, across: &Scale, up: &Scale) -> String {
     let mut d = String::new();
     let mut count = 0;
@@ -396,9 +397,9 @@ mod tests {
         let line = &chart.lines[0];
         assert_eq!((line.count, &*line.last, &*line.low, &*line.high), (4, "2", "2", "6"));
         assert_eq!(line.d.matches('L').count(), 3, "{}", line.d);
-        // One value a bucket has no area, several have.
+        // Buckets of one value have no area, buckets of several have one.
         assert!(!chart.bands[0].filled && chart.bands[0].d == line.d);
-        // The values are the line already; of several curves they would hide each other.
+        // The line already shows all values; with several curves the bands would hide each other.
         assert!(!Style::Means.has_band(&values) && Style::Means.has_band(&values.within(2)));
         assert!(!Style::Alone.has_band(&values.within(2)));
         let many: Vec<f64> = (1..=1000).map(|n| 1.0 + f64::from(n % 5)).collect();
@@ -410,7 +411,7 @@ mod tests {
     #[test]
     fn names_of_rules_do_not_overlap() {
         let values = series(&[6.0, 2.0]);
-        // Near to one another at the bottom, and at the top.
+        // Levels close to one another at the bottom, and at the top.
         for levels in [[1.0, 1.01, 1.02, 1.03, 5.9], [6.0, 5.99, 5.98, 5.97, 1.0]] {
             let chart = drawing(&values, levels.map(level).to_vec()).chart().unwrap();
             let places: Vec<f64> = chart.rules.iter().map(|rule| rule.label_y).collect();

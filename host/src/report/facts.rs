@@ -1,4 +1,4 @@
-//! What there is to say of a run in words and numbers.
+//! Describes a run in words and numbers.
 
 use capful_base::human_bytes;
 use std::collections::BTreeMap;
@@ -11,20 +11,20 @@ use crate::run::energy;
 use crate::run::standing::State;
 use capful_base::words::{counted, date, duration, grouped, short};
 
-/// A number or a word, and what it is.
+/// A labelled number or word.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Fact {
-    /// What it is, for programs.
+    /// Its name, for programs.
     pub key: &'static str,
-    /// What it is.
+    /// Its name, for people.
     pub label: &'static str,
-    /// It, for people.
+    /// The value, for people.
     pub text: String,
-    /// It, as it was written.
+    /// The value, as it was written.
     pub value: String,
 }
 
-/// The most characters of a value of the configuration, of a line, and of a sample.
+/// The most characters: of a configuration value, of a line, and of a sample.
 const VALUE: usize = 160;
 const LINE: usize = 1000;
 const SAMPLE: usize = 1500;
@@ -32,7 +32,7 @@ const SAMPLE: usize = 1500;
 const SAMPLES: usize = 8;
 const LINES: usize = 12;
 
-/// `text` in at most so many characters.
+/// The first `most` characters of `text`, with a mark if it was longer.
 pub fn cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((at, _)) => format!("{}…", &text[..at]),
@@ -67,7 +67,7 @@ impl Known {
         )
     }
 
-    /// Steps done, by its last checkpoint or its metrics.
+    /// Number of steps done, from the last checkpoint or the metrics.
     pub fn steps_done(&self) -> u64 {
         self.saved.as_ref().map_or(0, |saved| saved.step).max(self.curves.step)
     }
@@ -82,7 +82,7 @@ impl Known {
         self.began.last().map_or_else(own, |began| cut(&began.device, VALUE))
     }
 
-    /// How it ended, or how it stands.
+    /// How the run ended, or its present state.
     pub fn how_it_ended(&self) -> String {
         let (done, steps) = (self.steps_done(), self.config.steps);
         match self.state {
@@ -102,7 +102,7 @@ impl Known {
         }
     }
 
-    /// The run's numbers.
+    /// The run's results and sizes.
     pub fn facts(&self) -> Vec<Fact> {
         let Known { config, curves, plan, .. } = self;
         let (last, best) = (curves.last, curves.best);
@@ -161,7 +161,7 @@ impl Known {
         facts
     }
 
-    /// What it read.
+    /// The data that the run read.
     pub fn data(&self) -> Vec<Fact> {
         let (config, ended) = (&self.config, self.ended.last());
         let mut facts = Vec::new();
@@ -195,7 +195,7 @@ impl Known {
         facts
     }
 
-    /// What it ran on, and how it was started.
+    /// The machine that it ran on, and the command that started it.
     pub fn machine(&self) -> Vec<Fact> {
         let mut facts = Vec::new();
         let mut add = |key, label, text: Option<String>| {
@@ -223,14 +223,14 @@ impl Known {
         facts
     }
 
-    /// What the model said, and after which step.
+    /// The model's samples, each after its step.
     pub fn samples(&self) -> Vec<(u64, String)> {
         let ended = self.ended.iter().filter_map(|ended| Some((ended.step, ended.sample.as_ref()?)));
         let on_the_way = self.sampled.iter().map(|sampled| (sampled.step, &sampled.sample));
         let mut all: Vec<_> = ended.chain(on_the_way).map(|(step, said)| (step, cut(said, SAMPLE))).collect();
         all.sort_by_key(|(step, _)| *step);
         all.dedup_by_key(|(step, _)| *step);
-        // The first, and the last ones.
+        // The first sample, and the last ones.
         if all.len() > SAMPLES {
             all.drain(1..=all.len() - SAMPLES);
         }
@@ -242,7 +242,7 @@ impl Known {
         settings(&self.config)
     }
 
-    /// What it has otherwise than its preset: the key, its value and the preset's.
+    /// The keys whose values differ from the preset's, each with its value and the preset's.
     pub fn differs(&self) -> Option<Vec<[String; 3]>> {
         let preset = self.preset.as_ref()?;
         Some(
@@ -250,7 +250,7 @@ impl Known {
                 .into_iter()
                 .filter_map(|(key, values)| {
                     let [preset, own] = <[String; 2]>::try_from(values).ok()?;
-                    // As many as the machine has cores.
+                    // By default there are as many threads as the machine has cores.
                     (key != "threads").then_some([key, own, preset])
                 })
                 .collect(),
@@ -263,12 +263,12 @@ fn parameters(count: u64) -> String {
     format!("{} parameters", grouped(count))
 }
 
-/// A choice as it is written.
+/// A choice as it is written in a configuration.
 fn word(value: &impl Serialize) -> String {
     toml::Value::try_from(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-/// A command line as a shell takes it.
+/// A command line, quoted for a shell.
 fn command(words: &[String]) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./=,:+@%".contains(c);
     let quoted = |word: &String| match !word.is_empty() && word.chars().all(plain) {
@@ -278,7 +278,7 @@ fn command(words: &[String]) -> String {
     words.iter().map(quoted).collect::<Vec<_>>().join(" ")
 }
 
-/// Keys and values; those of tables have the table's name before them.
+/// Keys and values; the keys of a table are prefixed with its name.
 fn settings(config: &Config) -> Vec<(String, String)> {
     fn add(to: &mut Vec<(String, String)>, key: String, value: &toml::Value) {
         match value {
@@ -291,7 +291,7 @@ fn settings(config: &Config) -> Vec<(String, String)> {
         }
     }
     let mut all = Vec::new();
-    // By its text: a number of 32 bits is there as it was written.
+    // Through the TOML text, where an f32 has the digits that were written.
     let table = toml::to_string(config).ok().and_then(|text| text.parse::<toml::Table>().ok());
     for (key, value) in table.unwrap_or_default() {
         add(&mut all, key, &value);
@@ -299,7 +299,7 @@ fn settings(config: &Config) -> Vec<(String, String)> {
     all
 }
 
-/// The keys whose values are not the same in all, with the values; `–` where there is none.
+/// The keys whose values differ between the runs, with the values; `–` for a run without one.
 pub fn differing(all: &[&[(String, String)]]) -> Vec<(String, Vec<String>)> {
     let tables: Vec<BTreeMap<&str, &str>> =
         all.iter().map(|one| one.iter().map(|(key, value)| (&**key, &**value)).collect()).collect();

@@ -1,4 +1,4 @@
-//! What lies in a run's directory beside its metrics.
+//! The files of a run's directory, in addition to its metrics.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -16,28 +16,28 @@ use crate::run::history::History;
 use crate::run::sessions::{self, Began, Ended, Event, Sampled};
 use crate::run::standing::{self, State};
 
-/// The file that `host bench --profile --json` was written to.
+/// The file to which the output of `host bench --profile --json` is written.
 pub const PROFILE: &str = "profile.json";
 
-/// A region of memory, of plan.json.
+/// A region of memory, from plan.json.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Region {
     /// Its name.
     pub name: String,
-    /// What it is for.
+    /// Its purpose.
     pub role: String,
     /// Its elements' type.
     pub dtype: String,
-    /// How many layers have one.
+    /// The number of layers that have such a region.
     #[serde(default)]
     pub layers: u32,
-    /// Bytes of all of them.
+    /// Bytes in all of these layers.
     pub bytes: u64,
-    /// Bytes between them.
+    /// Bytes of padding between them.
     pub padding: u64,
 }
 
-/// Something beside the arena.
+/// Memory outside the arena.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Named {
     /// Its name.
@@ -46,43 +46,43 @@ pub struct Named {
     pub bytes: u64,
 }
 
-/// What the page says of a plan.
+/// What the page shows of a plan.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Planned {
     /// Parameters of the model.
     pub params: u64,
-    /// Bytes of the one allocation.
+    /// Bytes of the single allocation.
     pub arena_bytes: u64,
-    /// What it holds.
+    /// The regions in the arena.
     pub regions: Vec<Region>,
-    /// What lies beside it.
+    /// Memory outside the arena.
     pub outside: Vec<Named>,
-    /// The most at once.
+    /// The most bytes in use at once.
     pub needed_bytes: u64,
-    /// What could be used.
+    /// The most bytes that may be used.
     pub budget_bytes: Option<u64>,
-    /// Where that limit came from.
+    /// Where the budget came from.
     pub budget_from: String,
-    /// Floating-point operations of training on a token.
+    /// Floating-point operations of training per token.
     pub flops_per_token: u64,
-    /// Seconds of a step on the roofline.
+    /// Roofline seconds of a step.
     pub roofline_seconds: f64,
     /// Tokens of a step.
     pub tokens_per_step: u64,
 }
 
-/// Operations of a kind.
+/// All operations of one kind.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Total {
     /// The operation.
     pub operation: String,
-    /// How many ran.
+    /// Number of calls.
     pub count: u64,
-    /// Seconds together.
+    /// Seconds in total.
     pub seconds: f64,
-    /// Seconds on the roofline.
+    /// Seconds in total on the roofline.
     pub roofline_seconds: f64,
-    /// Their part of all.
+    /// Fraction of the time of all operations.
     pub share: f64,
 }
 
@@ -91,42 +91,42 @@ pub struct Total {
 pub struct Profile {
     /// Seconds of all operations.
     pub seconds: f64,
-    /// By kind, the longest first.
+    /// Operations by kind, the longest first.
     pub totals: Vec<Total>,
 }
 
-/// What `host bench --json` prints.
+/// The output of `host bench --json`.
 #[derive(Deserialize)]
 struct Benched {
     profile: Profile,
 }
 
-/// What is known of a run.
+/// Everything known of a run.
 #[derive(Debug, Clone)]
 pub struct Known {
     /// Its directory, as it was named.
     pub dir: PathBuf,
-    /// What it is called.
+    /// The name of its directory.
     pub name: String,
     /// Its configuration.
     pub config: Config,
-    /// What its preset alone would be, where that is one.
+    /// The configuration of its preset alone, if that resolves and the run began with no other model.
     pub preset: Option<Config>,
-    /// Its plan, where it has one.
+    /// Its plan, if it has one.
     pub plan: Option<Planned>,
-    /// How it stands, and what its last checkpoint says.
+    /// Its state, and the state in its last checkpoint.
     pub state: State,
     /// See [`Known::state`].
     pub saved: Option<TrainerState>,
-    /// Where its model came from, and what was changed.
+    /// The origin of its model, and the changes since.
     pub history: History,
-    /// How its commands began, what the model said on the way, and what they came to.
+    /// The beginnings of its commands, the samples during the run, and the results of its commands.
     pub began: Vec<Began>,
     /// See [`Known::began`].
     pub sampled: Vec<Sampled>,
     /// See [`Known::began`].
     pub ended: Vec<Ended>,
-    /// Where a step's time goes, where that was measured.
+    /// The time of a step by operation, if it was measured.
     pub profile: Option<Profile>,
     /// Its metrics.
     pub curves: Curves,
@@ -136,7 +136,7 @@ impl Known {
     /// The run in `dir`.
     ///
     /// # Errors
-    /// No run there; a file that is damaged, or of another version.
+    /// No run in `dir`; a file that is damaged or of another version.
     pub fn of(dir: &Path) -> Result<Known, ConfigError> {
         let at = |what: &dyn Display| ConfigError(format!("{}: {what}", dir.display()));
         if !dir.is_dir() {
@@ -157,7 +157,8 @@ impl Known {
         for event in sessions::read(dir).map_err(ConfigError)? {
             match event {
                 Event::Began(one) => {
-                    // What was behind the checkpoint that it goes on from is done anew.
+                    // Steps after the checkpoint that this command continues from are done again, so their samples are
+                    // dropped.
                     sampled.retain(|sampled| sampled.step <= one.step);
                     began.push(one);
                 }
@@ -186,18 +187,18 @@ impl Known {
         })
     }
 
-    /// What the command came to that did the run's last steps.
+    /// The result of the command that did the run's last steps.
     pub fn last_end(&self) -> Option<&Ended> {
         self.ended.last().filter(|ended| ended.step >= self.curves.step)
     }
 
-    /// A number of what it came to.
+    /// A number of that result.
     pub fn result(&self, key: &str) -> Option<f64> {
         self.last_end()?.result.get(key)?.as_f64()
     }
 }
 
-/// A file of JSON; nothing where it is not there.
+/// A file of JSON; `None` if there is no such file.
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ConfigError> {
     let at = |what: &dyn Display| ConfigError(format!("{}: {what}", path.display()));
     let bytes = match regular::read_at_most(path, regular::STATE) {

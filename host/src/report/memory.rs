@@ -1,4 +1,4 @@
-//! The memory of a run as a treemap: its regions by what they are for, and what lies beside the arena.
+//! The memory of a run as a treemap: its regions by purpose, and memory outside the arena.
 
 use capful_base::human_bytes;
 use serde::Serialize;
@@ -7,33 +7,33 @@ use super::known::{Planned, Region};
 use super::scale::rounded;
 use super::treemap::{Rect, squarified};
 
-/// A region, as it is drawn.
+/// A region's rectangle.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cell {
-    /// Where it is drawn.
+    /// Its position.
     pub rect: Rect,
-    /// The number of its part.
+    /// The number of the part that it belongs to.
     pub part: usize,
     /// Its name and size.
     pub title: String,
-    /// Lines of that, where there is room for them.
+    /// The lines of its title for which there is room.
     pub lines: Vec<String>,
     /// Its bytes.
     pub bytes: u64,
 }
 
-/// Regions that serve a purpose.
+/// All regions of one purpose.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Part {
-    /// What it is for.
+    /// Their purpose.
     pub name: &'static str,
     /// The number of its colour.
     pub colour: usize,
     /// Bytes.
     pub bytes: u64,
-    /// The same for people.
+    /// The bytes, for people.
     pub shown: String,
-    /// Its part of all, in percent.
+    /// Its percentage of all bytes.
     pub share: String,
 }
 
@@ -46,15 +46,15 @@ pub struct Memory {
     pub height: f64,
     /// Parts, the largest first.
     pub parts: Vec<Part>,
-    /// What is drawn.
+    /// The rectangles to draw.
     pub cells: Vec<Cell>,
-    /// Arena and what lies beside it.
+    /// Bytes of the arena and outside of it.
     pub bytes: u64,
-    /// The same for people.
+    /// The bytes, for people.
     pub shown: String,
 }
 
-/// Parts by the roles of the ledger, as the plan's summary has them.
+/// Parts with the roles of the ledger that belong to them, as in the plan's summary.
 const PARTS: [(&str, &[&str]); 7] = [
     ("weights", &["weight"]),
     ("gradients", &["gradient"]),
@@ -65,25 +65,25 @@ const PARTS: [(&str, &[&str]); 7] = [
     ("state, tables, batch", &[]),
 ];
 const OUTSIDE: &str = "outside the arena";
-/// The number of the part of any other role, and of what lies beside the arena.
+/// The number of the part for all other roles. Memory outside the arena has the next number.
 const OTHER: usize = PARTS.len() - 1;
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 340.0;
-/// Of a character, and of a line.
+/// The width of a character, and the height of a line.
 const LETTER: f64 = 6.3;
 const LINE: f64 = 14.0;
 
-/// Names, and their bytes.
+/// Names and bytes.
 type Sizes = Vec<(String, u64)>;
 
-/// The part that a region is of.
+/// The number of the part that a region belongs to.
 fn part_of(region: &Region) -> usize {
     PARTS.iter().position(|(_, roles)| roles.contains(&&*region.role)).unwrap_or(OTHER)
 }
 
 impl Memory {
-    /// That of `plan`, of each part at most so many regions by themselves.
+    /// The memory of `plan`, with at most `most` regions a part shown by themselves.
     pub fn of(plan: &Planned, most: usize) -> Option<Memory> {
         let mut parts: Vec<(usize, &'static str, Sizes)> =
             PARTS.iter().enumerate().map(|(number, (name, _))| (number, *name, Vec::new())).collect();
@@ -124,7 +124,7 @@ impl Memory {
     }
 }
 
-/// Puts the largest first, and all behind so many together.
+/// Sorts the largest first, and merges the smallest so that at most `most` remain.
 fn gather(regions: &mut Sizes, most: usize) {
     regions.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     if regions.len() > most {
@@ -134,13 +134,13 @@ fn gather(regions: &mut Sizes, most: usize) {
     }
 }
 
-/// The name, as much of its end as there is room for, and the bytes below it.
+/// The name, or as much of its end as there is room for; below it the bytes.
 fn lines(name: &str, bytes: u64, rect: &Rect) -> Vec<String> {
     let fits = |text: &str| LETTER * text.chars().count() as f64 + 8.0 <= rect.w;
     let name = name.split(", ").next().unwrap_or(name);
     let (stem, times) = name.split_once(" × ").map_or((name, ""), |(stem, times)| (stem, times));
     let times = if times.is_empty() { String::new() } else { format!(" × {times}") };
-    // What a name's beginning says is the same of most regions.
+    // The end of a name is shown rather than its beginning, which most regions share.
     let ends = std::iter::once(stem).chain(stem.match_indices('.').map(|(at, _)| &stem[at + 1..]));
     let shown = ends.map(|end| format!("{end}{times}")).find(|text| fits(text));
     let bytes = Some(human_bytes(bytes)).filter(|text| fits(text));
@@ -195,7 +195,7 @@ mod tests {
             assert_eq!(names, ["optimizer state", OUTSIDE, "weights", "activations", "state, tables, batch"]);
             for cell in &memory.cells {
                 let expected = WIDTH * HEIGHT * cell.bytes as f64 / memory.bytes as f64;
-                // Places have two decimals.
+                // Coordinates have two decimals.
                 let off = 0.02 * (cell.rect.w + cell.rect.h) + 0.01;
                 assert!((cell.rect.w * cell.rect.h - expected).abs() <= off, "{cell:?}: {expected}");
             }

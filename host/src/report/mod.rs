@@ -1,8 +1,8 @@
 //! One page of HTML about a run, or about several side by side: `host report`.
 //!
-//! [`read`] streams the metrics, [`known`] has what else lies in a run's directory, [`facts`] puts it in words, [`chart`] and
-//! [`memory`] draw, and the template `page.html` has the page. Nothing of it is code for a browser to run, or lies elsewhere;
-//! [`live`](crate::live) serves the same with a script beside it.
+//! [`read`] streams the metrics, [`known`] reads the other files of a run's directory, [`facts`] puts them into words,
+//! [`chart`] and [`memory`] lay out the drawings, and the template `page.html` is the page. The page contains no script
+//! and loads nothing; [`live`](crate::live) serves it with a script.
 
 pub mod chart;
 pub mod facts;
@@ -21,7 +21,7 @@ use serde::Serialize;
 use crate::config::ConfigError;
 use known::Known;
 
-/// The most runs of a page: there are no more colours that can be told apart.
+/// The most runs of a page: there are no more distinguishable colours.
 pub const MOST_RUNS: usize = 12;
 /// The most bytes of a page.
 pub const MOST_BYTES: usize = 400_000;
@@ -29,7 +29,7 @@ pub const MOST_BYTES: usize = 400_000;
 /// The page of the runs in `dirs`, of at most [`MOST_BYTES`].
 ///
 /// # Errors
-/// Too many runs; what is no run; a file that is damaged or of another version.
+/// Too many runs; a directory that holds no run; a file that is damaged or of another version.
 pub fn page(dirs: &[PathBuf]) -> Result<String, ConfigError> {
     if dirs.len() > MOST_RUNS {
         return Err(ConfigError(format!("{} runs are too many for a page; give at most {MOST_RUNS}", dirs.len())));
@@ -38,22 +38,21 @@ pub fn page(dirs: &[PathBuf]) -> Result<String, ConfigError> {
     page_of(&named_apart(runs), None)
 }
 
-/// A page that is served while its run goes on.
+/// The state of a page that is served while its run goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Served {
-    /// Seconds after which a browser without scripts asks again.
+    /// Seconds after which a browser without scripts reloads the page.
     pub again: u64,
-    /// Logged lines that came too fast and are not in it.
+    /// Logged lines that came too fast and are missing from the page.
     pub lost: u64,
-    /// Whether its run has ended.
+    /// Whether the run has ended.
     pub ended: bool,
 }
 
-/// The page of what is known of `runs`, of at most [`MOST_BYTES`]; one that is `served` has a script beside it and renews
-/// itself.
+/// The page of `runs`, of at most [`MOST_BYTES`]; a page with `served` loads a script and renews itself.
 ///
 /// # Errors
-/// Too large a page.
+/// A page that is too large.
 pub fn page_of(runs: &[Known], served: Option<Served>) -> Result<String, ConfigError> {
     let mut html = String::new();
     for detail in page::DETAILS {
@@ -65,7 +64,7 @@ pub fn page_of(runs: &[Known], served: Option<Served>) -> Result<String, ConfigE
     Err(ConfigError(format!("the page would have {} bytes, more than {MOST_BYTES}; give fewer runs", html.len())))
 }
 
-/// Gives runs whose directories have the same name the whole path.
+/// Replaces the names of runs whose directories have the same name by their paths.
 fn named_apart(mut runs: Vec<Known>) -> Vec<Known> {
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
     for run in &mut runs {
@@ -91,7 +90,8 @@ mod tests {
     use crate::run::metrics::{EvalMetrics, LINES, StepMetrics};
     use crate::run::sessions::{self, Ended, Event};
 
-    /// A run of so many steps in `dir`, each of them logged, every hundredth evaluated, as a run writes it.
+    /// Writes a run of `steps` steps to `dir`, as a training run does, with each step logged and every hundredth
+    /// evaluated.
     fn write(dir: &Path, preset: &str, steps: u64, gauges: &[&'static str]) {
         fs::create_dir_all(dir).unwrap();
         let text = format!("preset = '{preset}'\nsteps = {steps}\nwarmup = 1");
@@ -174,7 +174,7 @@ mod tests {
         assert!(said.contains("13 runs are too many") && said.contains("12"), "{said}");
     }
 
-    /// Whatever a run has written is text.
+    /// Everything that a run has written is escaped as text.
     #[test]
     fn nothing_of_a_run_is_taken_for_markup() {
         const HOSTILE: &str = "</pre><script>alert(1)</script>\"'><img src=x onerror=alert(2)> ]]> <!-- {{ 7 * 7 }}";

@@ -1,4 +1,4 @@
-//! The page: what the template is given.
+//! The page: prepares the data of the template.
 
 use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior, context};
@@ -14,23 +14,23 @@ use super::series::{Lowest, Series};
 use super::{MOST_RUNS, Served};
 use capful_base::words::{counted, grouped};
 
-/// The name ends so that all that is put into it is escaped.
+/// The suffix `.html` makes the engine escape every value.
 const TEMPLATE: (&str, &str) = ("page.html", include_str!("page.html"));
 
 /// How much of a run is drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Detail {
-    /// Buckets of a line.
+    /// The most buckets of a line.
     buckets: usize,
-    /// Marked evaluations.
+    /// The most marked evaluations.
     marks: usize,
-    /// Regions of a part of the memory.
+    /// The most regions of each part of the memory.
     regions: usize,
-    /// Whether a run whose preset says the rest has its whole configuration.
+    /// Whether a run with a preset is shown with its whole configuration, not only with what differs from the preset.
     settings: bool,
 }
 
-/// From the finest on: the first with which the page is small enough is taken.
+/// From the finest to the coarsest: the first is used with which the page is small enough.
 pub const DETAILS: [Detail; 6] = [
     Detail { buckets: BUCKETS, marks: 200, regions: 60, settings: true },
     Detail { buckets: 200, marks: 100, regions: 40, settings: true },
@@ -40,14 +40,14 @@ pub const DETAILS: [Detail; 6] = [
     Detail { buckets: 20, marks: 6, regions: 3, settings: false },
 ];
 
-/// The most kinds of operations that are shown by themselves.
+/// The most kinds of operations that are shown separately.
 const KINDS: usize = 20;
 
-/// The numbers of the colours of validation and of the averaged weights, where training has the first.
+/// The colours of validation and of the averaged weights; training has the first colour.
 const VALIDATION: usize = 1;
 const AVERAGED: usize = 2;
 
-/// A run, for the template.
+/// A run, as the template receives it.
 #[derive(Serialize)]
 struct Run {
     name: String,
@@ -77,7 +77,7 @@ struct Bars {
     roofline: String,
 }
 
-/// An operation's time, and where its roofline is.
+/// The time of one kind of operation, and its roofline.
 #[derive(Serialize)]
 struct Bar {
     operation: String,
@@ -86,7 +86,7 @@ struct Bar {
     share: String,
     roofline: String,
     reached: String,
-    /// Pixels of the bar and of the roofline's mark.
+    /// Pixels of the bar, and the position of the roofline's mark.
     width: f64,
     mark: f64,
 }
@@ -132,7 +132,7 @@ impl Bars {
     }
 }
 
-/// The page of `runs`, which may be `served`.
+/// The page of `runs`, with `served` if it is served.
 pub fn html(runs: &[Known], served: Option<Served>, detail: Detail) -> Result<String, minijinja::Error> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -198,7 +198,7 @@ fn view(run: &Known, number: usize, detail: Detail) -> Run {
     }
 }
 
-/// How the profile of a run is made.
+/// The command that makes the profile of a run.
 fn profile_command(run: &Known) -> String {
     let (name, dir) = (crate::name::called(), run.dir.display());
     format!("{name} bench --config {dir}/config.toml --steps 10 --profile --json > {dir}/{PROFILE}")
@@ -218,7 +218,7 @@ fn marked(evaluations: &Lowest<Evaluation>, marks: usize, colour: usize, average
     all
 }
 
-/// What the points of a run's losses are, where it has such.
+/// The meaning of the points in a run's loss chart.
 fn mark_names(run: &Known) -> Vec<(usize, &'static str)> {
     let Some(last) = run.curves.last else { return Vec::new() };
     let error = if last.error.is_some() { "validation loss ± its standard error" } else { "validation loss" };
@@ -226,7 +226,7 @@ fn mark_names(run: &Known) -> Vec<(usize, &'static str)> {
     [Some((VALIDATION, error)), averaged].into_iter().flatten().collect()
 }
 
-/// The losses that a run's is held against, where it recorded them.
+/// The reference losses that a run recorded, for comparison with its own.
 fn levels(run: &Known) -> Vec<Level> {
     let level = |label: &str, value: Option<f64>| {
         Some(Level { label: label.to_owned(), value: value.filter(|value| value.is_finite())?, between: None })
@@ -235,7 +235,7 @@ fn levels(run: &Known) -> Vec<Level> {
     let names = [("unigram", "unigram"), ("bigram", "bigram"), ("trigram", "trigram"), ("4-gram", "fourgram")];
     let mut levels: Vec<Level> = names.iter().filter_map(|(label, name)| level(label, baseline(name))).collect();
     levels.extend(level("floor of the text", run.result("floor")));
-    // Both are in bits a byte; nats a token are so many times that.
+    // Both values are in bits a byte; `nats` converts them to nats a token.
     let nats = run.curves.last.and_then(|last| Some(last.loss / last.bits.filter(|bits| *bits > 0.0)?));
     if let Some(nats) = nats {
         levels.extend(level("scaling law", run.result("expected_bits_per_byte").map(|bits| bits * nats)));
@@ -273,7 +273,7 @@ fn loss(run: &Known, number: usize, detail: Detail) -> Option<Chart> {
     drawing.chart()
 }
 
-/// The smaller charts.
+/// The smaller charts of a run.
 fn charts(run: &Known, number: usize, detail: Detail) -> Vec<Chart> {
     let curves = &run.curves;
     let draw = |(id, title, series, from_zero, log_from): (&str, &str, &Series, bool, f64)| {
@@ -288,7 +288,7 @@ fn charts(run: &Known, number: usize, detail: Detail) -> Vec<Chart> {
     all.into_iter().filter_map(draw).chain(by_source(run, number, detail)).collect()
 }
 
-/// The validation loss of each source of a mixture, as far as there are colours.
+/// The validation loss of each source of a mixture, for as many sources as there are colours.
 fn by_source(run: &Known, number: usize, detail: Detail) -> Option<Chart> {
     let last = |name: &str| cut(name.rsplit('/').find(|part| !part.is_empty()).unwrap_or(name), 40);
     let names = run.config.data.names().map(last);
@@ -327,16 +327,17 @@ fn small(id: String, title: &str, all: &[(String, Series)], from_zero: bool, log
     drawing.chart()
 }
 
-/// Series, and what they are called.
+/// Series and their names.
 type Named = Vec<(String, Series)>;
 
-/// What else a run logged, such as the rates of a NeuroGen's modules and its gate: what ends with the same word together.
+/// Charts of everything else that a run logged, such as the firing rates of NeuroGen's modules and its gate: names with
+/// the same last word share a chart.
 fn modules(run: &Known, number: usize, detail: Detail) -> Vec<Chart> {
     let mut groups: Vec<(&str, Named)> = Vec::new();
     for (name, series) in run.curves.gauges.iter().filter(|(_, series)| !series.is_empty()) {
         let (stem, kind) = name.rsplit_once('.').unwrap_or(("", name));
         let label = if stem.is_empty() { name.as_str() } else { stem.strip_prefix("modules.").unwrap_or(stem) };
-        // Several lines in a chart: fewer points are enough.
+        // A chart of several lines needs fewer points a line.
         let one = (cut(label, 40), series.within(detail.buckets / 2));
         match groups.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, all)) => all.push(one),
@@ -359,23 +360,23 @@ fn modules(run: &Known, number: usize, detail: Detail) -> Vec<Chart> {
 #[derive(Serialize)]
 struct Comparison {
     names: Vec<String>,
-    /// Whether losses of a token are of the same tokens.
+    /// Whether all runs score the same tokens, so that losses a token are comparable.
     same_text: bool,
     results: Vec<Compared>,
     settings: Vec<(String, Vec<String>)>,
     loss: Option<Chart>,
 }
 
-/// A result of every run.
+/// One result for every run.
 #[derive(Serialize)]
 struct Compared {
     key: &'static str,
     label: &'static str,
-    /// The text and the value; nothing where a run has none.
+    /// Text, value and whether it is the best; `None` for a run without this result.
     cells: Vec<Option<(String, String, bool)>>,
 }
 
-/// What is compared.
+/// The results that are compared.
 const RESULTS: [&str; 13] = [
     "state",
     "params",
@@ -391,9 +392,9 @@ const RESULTS: [&str; 13] = [
     "planned_bytes",
     "joules",
 ];
-/// Of those, losses of a token: the lowest is the best of runs that score the same tokens.
+/// The results that are losses a token: the lowest is the best if the runs score the same tokens.
 const OF_TOKENS: [&str; 3] = ["val_loss", "best_val_loss", "averaged"];
-/// Keys that decide which tokens are scored.
+/// Configuration keys that decide which tokens are scored.
 const OF_TEXT: [&str; 6] = ["data", "validation", "tokenizer", "model.vocab_size", "seed", "eval_tokens"];
 
 fn comparison(runs: &[Known], detail: Detail) -> Comparison {

@@ -1,4 +1,4 @@
-//! Reads a run's metrics line by line: what is kept does not grow with the run.
+//! Reads a run's metrics line by line, into memory that does not grow with the run.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,14 +16,14 @@ use crate::run::metrics::LINES;
 
 /// The most buckets of a series.
 pub const BUCKETS: usize = 400;
-/// The most evaluations that are kept.
+/// The most evaluations stored.
 const EVALUATIONS: usize = 200;
 /// The longest line; a run writes lines of less than a kilobyte.
 const LONGEST: u64 = 64 << 10;
-/// The most quantities beside those that every run has.
+/// The most quantities stored in addition to those that every run has.
 const MOST_GAUGES: usize = 32;
 
-/// Bytes that curves take at most: their buckets in trees whose nodes are half full.
+/// The most bytes that curves take: their buckets are in trees whose nodes may be half full.
 pub const fn bytes() -> usize {
     let bucket = size_of::<(u64, Bucket)>();
     let evaluation = size_of::<(u64, (u64, f64, Evaluation))>();
@@ -45,24 +45,24 @@ pub struct Evaluation {
     pub bits: Option<f64>,
     /// The loss of the averages of the weights.
     pub averaged: Option<f64>,
-    /// Bits a byte at which the run was to end, and between which.
+    /// The bits a byte at which the run was predicted to end, and the bounds of the prediction.
     pub expected: Option<[f64; 3]>,
 }
 
-/// What a run's metrics say.
+/// The content of a run's metrics.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curves {
-    /// Lines of steps.
+    /// Number of lines of steps.
     pub logged: u64,
-    /// Lines of evaluations.
+    /// Number of lines of evaluations.
     pub evaluated: u64,
-    /// The last step of any line.
+    /// The last step in any line.
     pub step: u64,
     /// Tokens trained on by the last logged step.
     pub tokens: u64,
     /// Steps that changed nothing.
     pub skipped: u64,
-    /// Seconds of the logged steps, by their tokens and tokens a second, and tokens of them.
+    /// Seconds of the logged steps, computed from their tokens and tokens a second; and the number of these tokens.
     pub trained: (f64, u64),
     /// Seconds that logged steps waited for text.
     pub waited: f64,
@@ -74,23 +74,23 @@ pub struct Curves {
     pub norm: Series,
     /// Tokens a second.
     pub speed: Series,
-    /// What else was logged, by its name.
+    /// Everything else that was logged, by name.
     pub gauges: Vec<(String, Series)>,
     /// Validation loss of each source of a mixture, in the order of `--data`.
     pub by_source: Vec<Series>,
-    /// Evaluations, the lowest of each stretch.
+    /// Evaluations: the lowest of each stretch of steps.
     pub evaluations: Lowest<Evaluation>,
-    /// The lowest of all.
+    /// The evaluation with the lowest loss.
     pub best: Option<Evaluation>,
-    /// The last.
+    /// The last evaluation.
     pub last: Option<Evaluation>,
-    /// The first one that said where the run would end.
+    /// The first evaluation that predicted the end of the run.
     pub foretold: Option<Evaluation>,
-    /// Whether the last line was cut: of a run that goes on, or was killed.
+    /// Whether the last line is incomplete: the run is writing it, or was killed.
     pub cut: bool,
 }
 
-/// A line's keys and values.
+/// The keys and values of a line.
 struct Row<'a>(Vec<(Cow<'a, str>, Value)>);
 
 impl Row<'_> {
@@ -154,7 +154,7 @@ impl<'de> Deserialize<'de> for Name<'de> {
     }
 }
 
-/// Keys of a logged step that are no gauges.
+/// Keys of a step's line that are no gauges.
 const OF_STEP: [&str; 12] =
     ["step", "stage", "loss", "lr", "norm", "skipped", "tokens", "drawn", "tokens_per_s", "cpu", "gpu", "waited_s"];
 
@@ -185,10 +185,10 @@ impl Default for Curves {
 }
 
 impl Curves {
-    /// Those of the run in `dir`; none where it has logged nothing yet.
+    /// Reads the metrics of the run in `dir`; they are empty if the run has logged nothing yet.
     ///
     /// # Errors
-    /// A file that cannot be read; the line that is neither a step nor an evaluation.
+    /// A file that cannot be read; a line that is neither a step nor an evaluation, with its number.
     pub fn read(dir: &Path) -> Result<Curves, ConfigError> {
         let path = dir.join(LINES);
         let at = |what: &dyn fmt::Display| ConfigError(format!("{}: {what}", path.display()));
@@ -211,7 +211,7 @@ impl Curves {
             }
             match serde_json::from_slice::<Row<'_>>(&line) {
                 Ok(row) => curves.add(&row).map_err(|what| damaged(&what))?,
-                // A run that goes on is writing it, or was killed while it did.
+                // A running run is writing this line, or a run was killed while writing it.
                 Err(_) if !whole => curves.cut = true,
                 Err(_) => return Err(damaged(&"is no object of JSON: it is damaged; `host verify` compares the file")),
             }
@@ -219,15 +219,15 @@ impl Curves {
         Ok(curves)
     }
 
-    /// Adds a line as a run writes it, with its end or without.
+    /// Adds a line of a run's metrics, with or without its line end.
     ///
     /// # Errors
-    /// What it is not.
+    /// Why the line is no metrics line.
     pub fn add_line(&mut self, line: &[u8]) -> Result<(), &'static str> {
         self.add(&serde_json::from_slice(line).map_err(|_| "is no object of JSON")?)
     }
 
-    /// Adds what a line says.
+    /// Adds the content of a line.
     fn add(&mut self, row: &Row<'_>) -> Result<(), &'static str> {
         const OTHER: &str = "is neither a step nor an evaluation: another version of capful wrote it";
         let step = row.whole("step").ok_or(OTHER)?;
@@ -299,7 +299,7 @@ impl Curves {
         self.last = Some(evaluation);
     }
 
-    /// Tokens a second of training, evaluations and saves left out.
+    /// Tokens a second of training, without the time of evaluations and saves.
     pub fn tokens_per_s(&self) -> Option<f64> {
         let (seconds, tokens) = self.trained;
         (seconds > 0.0).then(|| tokens as f64 / seconds)
@@ -328,7 +328,7 @@ mod tests {
         let curves = read(&format!("{STEP}\n{gauged}\n{evaluation}\n")).unwrap();
         assert_eq!((curves.logged, curves.evaluated, curves.step, curves.tokens), (2, 1, 2, 300));
         assert_eq!((curves.skipped, curves.waited, curves.loss.lost), (1, 0.75, 1));
-        // 2 s of 100 tokens, 1 s of 200.
+        // 100 tokens in 2 s, 200 tokens in 1 s.
         assert_eq!((curves.trained, curves.tokens_per_s()), ((3.0, 300), Some(100.0)));
         assert_eq!(curves.gauges.iter().map(|(name, _)| &**name).collect::<Vec<_>>(), ["gate"]);
         let last = curves.last.unwrap();

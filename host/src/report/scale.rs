@@ -1,28 +1,29 @@
-//! Axes: where a value lies, and which values are named.
+//! Axes: the position of a value, and the values that are labelled.
 
-/// From values to places of a drawing.
+/// Maps values to positions in a drawing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scale {
     values: [f64; 2],
     places: [f64; 2],
-    /// Whether equal ratios are equal distances.
+    /// Whether the scale is logarithmic.
     pub log: bool,
 }
 
-/// A value that is named at an axis.
+/// A labelled value of an axis.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Tick {
-    /// Its place.
+    /// Its position.
     pub at: f64,
-    /// Its name.
+    /// Its label.
     pub label: String,
 }
 
-/// Steps between ticks, of a power of ten.
+/// Distances between ticks, times a power of ten.
 const NICE: [f64; 3] = [1.0, 2.0, 5.0];
 
 impl Scale {
-    /// From `values` to `places`; a logarithm only of what is above 0. Where all values are one, it lies in the middle.
+    /// A scale from `values` to `places`; logarithmic only if all values are above 0. If all values are equal, they lie
+    /// in the middle.
     pub fn new(values: [f64; 2], places: [f64; 2], log: bool) -> Scale {
         let log = log && values[0] > 0.0;
         let [low, high] = values;
@@ -31,7 +32,7 @@ impl Scale {
         Scale { values, places, log }
     }
 
-    /// The place of a value, a hundredth at most off.
+    /// The position of a value, rounded to two decimals.
     pub fn at(&self, value: f64) -> f64 {
         let along = |value: f64| if self.log { value.max(f64::MIN_POSITIVE).ln() } else { value };
         let [low, high] = self.values.map(along);
@@ -39,8 +40,8 @@ impl Scale {
         rounded(self.places[0] + part * (self.places[1] - self.places[0]))
     }
 
-    /// At most about `most` named values: multiples of 1, 2 or 5 times a power of ten; on a logarithm's axis powers of ten,
-    /// and where there are few of them, their multiples.
+    /// About `most` labelled values at most: multiples of 1, 2 or 5 times a power of ten. A logarithmic axis has powers
+    /// of ten, and their multiples if there are few powers.
     pub fn ticks(&self, most: usize) -> Vec<Tick> {
         let [low, high] = self.values;
         let inside = |value: &f64| *value >= low - 1e-9 * low.abs() && *value <= high + 1e-9 * high.abs();
@@ -69,14 +70,14 @@ impl Scale {
     }
 }
 
-/// A place as a drawing has it.
+/// A position with two decimals, as a drawing has it.
 pub fn rounded(place: f64) -> f64 {
     let place = (place * 100.0).round() / 100.0;
-    // Without a minus before a zero.
+    // Avoids a minus sign before zero.
     if place == 0.0 { 0.0 } else { place }
 }
 
-/// Multiples of a nice step between two values.
+/// Multiples of a suitable step between two values.
 fn linear(low: f64, high: f64, most: usize) -> Vec<f64> {
     let least = (high - low) / most.max(1) as f64;
     if !(least > 0.0 && least.is_finite()) {
@@ -86,14 +87,14 @@ fn linear(low: f64, high: f64, most: usize) -> Vec<f64> {
     let steps = (power..=power + 1).flat_map(|k| NICE.iter().map(move |m| (*m, k)));
     let (multiple, k) =
         steps.into_iter().find(|(m, k)| m * 10f64.powi(*k) >= least * (1.0 - 1e-9)).unwrap_or((1.0, power + 2));
-    // As a quotient where it is small: 3 / 10 is 0.3, 3 * 0.1 is not.
+    // Divides if the power is negative: 3 / 10 is 0.3, 3 * 0.1 is not.
     let times = |n: f64| if k < 0 { n * multiple / 10f64.powi(-k) } else { n * multiple * 10f64.powi(k) };
     let step = times(1.0);
     let (first, last) = ((low / step - 1e-9).ceil(), (high / step + 1e-9).floor());
     (0..=(last - first).clamp(-1.0, 1000.0) as i64).map(|n| times(first + n as f64)).filter(|_| last >= first).collect()
 }
 
-/// A value as the ticks of an axis with such steps need it.
+/// A value with as many decimals as ticks at distance `step` need.
 fn of_step(value: f64, step: f64) -> String {
     let largest = value.abs().max(step.abs());
     if largest >= 10_000.0 || step.abs() < 0.001 {

@@ -1,8 +1,8 @@
-//! What is kept of a quantity over the steps of a run, however long the run is.
+//! Bounded storage for a quantity over the steps of a run, however long the run is.
 
 use std::collections::BTreeMap;
 
-/// Values of steps that lie side by side.
+/// The values of adjacent steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bucket {
     /// The first and the last step.
@@ -13,7 +13,7 @@ pub struct Bucket {
     pub high: (u64, f64),
     /// The sum of the values.
     pub sum: f64,
-    /// How many there are.
+    /// The number of values.
     pub count: u64,
 }
 
@@ -22,7 +22,7 @@ impl Bucket {
         Bucket { steps: [step; 2], low: (step, value), high: (step, value), sum: value, count: 1 }
     }
 
-    /// Both together.
+    /// Merges both buckets.
     fn and(self, other: Bucket) -> Bucket {
         let low = if other.low.1 < self.low.1 { other.low } else { self.low };
         let high = if other.high.1 > self.high.1 { other.high } else { self.high };
@@ -30,14 +30,14 @@ impl Bucket {
         Bucket { steps, low, high, sum: self.sum + other.sum, count: self.count + other.count }
     }
 
-    /// The middle of its steps.
+    /// The middle of the bucket's steps.
     fn middle(&self) -> f64 {
         (self.steps[0] as f64 + self.steps[1] as f64) / 2.0
     }
 }
 
-/// Values by step in a bounded number of buckets as wide as the run needs: the lowest and the highest of each are kept, so
-/// that no spike is lost.
+/// Values by step, in a bounded number of buckets as wide as the run requires. Each bucket has its lowest and highest
+/// value, so that no spike is lost.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
     most: usize,
@@ -45,17 +45,17 @@ pub struct Series {
     buckets: BTreeMap<u64, Bucket>,
     /// The last value and its step.
     pub last: Option<(u64, f64)>,
-    /// Values that are no finite numbers.
+    /// Number of values that were no finite numbers.
     pub lost: u64,
 }
 
 impl Series {
-    /// Of nothing yet, in at most so many buckets.
+    /// An empty series of at most `most` buckets.
     pub fn new(most: usize) -> Series {
         Series { most: most.max(2), width: 1, buckets: BTreeMap::new(), last: None, lost: 0 }
     }
 
-    /// Adds the value of a step; nothing where it is no finite number.
+    /// Adds the value of a step; one that is no finite number is only counted.
     pub fn add(&mut self, step: u64, value: Option<f64>) {
         let Some(value) = value.filter(|value| value.is_finite()) else {
             self.lost += 1;
@@ -71,7 +71,7 @@ impl Series {
         *place = if place.count == 0 { bucket } else { place.and(bucket) };
     }
 
-    /// Widens the buckets until there are no more than there may be.
+    /// Widens the buckets until there are at most `most`.
     fn fit(&mut self) {
         while self.buckets.len() > self.most {
             self.width = self.width.saturating_mul(2);
@@ -79,14 +79,14 @@ impl Series {
         }
     }
 
-    /// The same in at most so many buckets.
+    /// The same values in at most `most` buckets.
     pub fn within(&self, most: usize) -> Series {
         let mut series = Series { most: most.max(2), ..self.clone() };
         series.fit();
         series
     }
 
-    /// Its buckets, by step.
+    /// The buckets, by step.
     pub fn buckets(&self) -> impl Iterator<Item = &Bucket> {
         self.buckets.values()
     }
@@ -107,7 +107,7 @@ impl Series {
         Some([all.low.1, all.high.1])
     }
 
-    /// The lowest and the highest of each bucket, by step.
+    /// The lowest and the highest value of each bucket, by step.
     pub fn points(&self) -> Vec<(f64, f64)> {
         let mut points = Vec::with_capacity(2 * self.buckets.len());
         for bucket in self.buckets() {
@@ -126,12 +126,14 @@ impl Series {
         self.buckets().map(|bucket| (bucket.middle(), bucket.sum / bucket.count as f64)).collect()
     }
 
-    /// The mean of each bucket and its neighbours, a hundredth of the buckets to either side: each value counts once.
+    /// The mean of each bucket and its neighbours, a hundredth of all buckets on either side, weighted by the number of
+    /// values.
     pub fn smoothed(&self) -> Vec<(f64, f64)> {
         let buckets: Vec<&Bucket> = self.buckets().collect();
         let reach = buckets.len() / 100;
         let mean = |i: usize| {
-            // Fewer neighbours at an end, as many on either side: else a falling line would end too high.
+            // Near an end the same smaller number of neighbours on either side: otherwise a falling line would end too
+            // high.
             let reach = reach.min(i).min(buckets.len() - 1 - i);
             let near = &buckets[i - reach..=i + reach];
             let (sum, count) = near.iter().fold((0.0, 0), |(sum, count), b| (sum + b.sum, count + b.count));
@@ -141,7 +143,7 @@ impl Series {
     }
 }
 
-/// The lowest of each of a bounded number of stretches of steps.
+/// The lowest item of each of a bounded number of stretches of steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lowest<T> {
     most: usize,
@@ -150,12 +152,12 @@ pub struct Lowest<T> {
 }
 
 impl<T: Copy> Lowest<T> {
-    /// Of nothing yet, in at most so many stretches.
+    /// An empty collection of at most `most` stretches.
     pub fn new(most: usize) -> Self {
         Lowest { most: most.max(2), width: 1, kept: BTreeMap::new() }
     }
 
-    /// Adds something of a step, by a value of it.
+    /// Adds the item `of` of a step, ranked by `value`.
     pub fn add(&mut self, step: u64, value: f64, of: T) {
         self.put((step, value, of));
         self.fit();
@@ -175,14 +177,14 @@ impl<T: Copy> Lowest<T> {
         }
     }
 
-    /// The same in at most so many stretches.
+    /// The same items in at most `most` stretches.
     pub fn within(&self, most: usize) -> Self {
         let mut lowest = Lowest { most: most.max(2), ..self.clone() };
         lowest.fit();
         lowest
     }
 
-    /// What was kept, by step.
+    /// The stored items, by step.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.kept.values().map(|(_, _, of)| of)
     }
@@ -192,7 +194,7 @@ impl<T: Copy> Lowest<T> {
 mod tests {
     use super::*;
 
-    /// A value that looks random.
+    /// A pseudo-random value.
     fn noise(step: u64) -> f64 {
         (step.wrapping_mul(6_364_136_223_846_793_005) >> 40) as f64 / (1 << 24) as f64
     }
@@ -233,7 +235,7 @@ mod tests {
         series.add(1010, None);
         series.add(1020, Some(f64::NAN));
         assert_eq!((series.lost, series.count()), (2, 100));
-        // Steps of any size and in any order.
+        // Steps of any size, in any order.
         for step in [u64::MAX, 0, u64::MAX / 2, 3] {
             series.add(step, Some(1.0));
         }

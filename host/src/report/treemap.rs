@@ -1,4 +1,4 @@
-//! A treemap: areas in proportion to numbers, as near to squares as they come.
+//! A treemap: areas proportional to numbers, as close to squares as possible.
 //!
 //! Bruls, Huizing, van Wijk: Squarified Treemaps, 2000.
 
@@ -21,15 +21,15 @@ impl Rect {
     }
 }
 
-/// How far from a square the worst of a row is, where the row has so long a side.
+/// The largest aspect ratio in a row of `areas` along a side of length `side`.
 fn worst(areas: &[f64], side: f64) -> f64 {
     let sum: f64 = areas.iter().sum();
     let depth = sum / side;
     areas.iter().map(|area| (area / depth / depth).max(depth * depth / area)).fold(1.0, f64::max)
 }
 
-/// Rectangles of `weights`, which fall, in `room`: they cover it, and their areas are in proportion. What is not above 0 has
-/// no area.
+/// Divides `room` into rectangles with areas proportional to the `weights`, which must be in falling order. A weight
+/// that is not above 0 gets no area.
 pub fn squarified(weights: &[f64], room: Rect) -> Vec<Rect> {
     let total: f64 = weights.iter().map(|weight| weight.max(0.0)).sum();
     let area = |weight: &f64| if total > 0.0 { room.area() * weight.max(0.0) / total } else { 0.0 };
@@ -50,7 +50,7 @@ pub fn squarified(weights: &[f64], room: Rect) -> Vec<Rect> {
         let row = &areas[from..to];
         let sum: f64 = row.iter().sum();
         let wide = room.w >= room.h;
-        // The last row takes all that is left, whatever was rounded away.
+        // The last row takes all remaining room, including what rounding has left.
         let last = to == areas.len() || areas[to..].iter().all(|area| *area <= 0.0);
         let depth = match (last, wide) {
             (true, true) => room.w,

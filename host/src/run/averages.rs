@@ -1,14 +1,14 @@
-//! What a run knows of the averages of its weights. It is part of where a run stands.
+//! The state of the averages of a run's weights. It is part of the run's state in a checkpoint.
 
 use capful_core::train::Averaging;
 use serde::{Deserialize, Serialize};
 
-/// The weights that are in the averages.
+/// Which weights the averages contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Averaged {
-    /// How they are averaged.
+    /// The kind of average.
     pub kind: Kind,
-    /// Those of so many steps, never 0.
+    /// The number of steps in the average, never 0.
     pub steps: u64,
 }
 
@@ -23,7 +23,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// That of `averaging`.
+    /// The kind of `averaging`.
     pub fn of(averaging: &Averaging) -> Kind {
         match averaging {
             Averaging::Exponential(_) => Kind::Ema,
@@ -33,7 +33,8 @@ impl Kind {
 }
 
 impl Averaged {
-    /// Of the step after `step` others, with `averaged` before it: what its weights count for, and what is averaged then.
+    /// For the step after `step` others, where `averaged` is the state before it: the factor of the step's weights, and
+    /// the state after it.
     pub fn next(averaging: &Averaging, step: u64, averaged: Option<Averaged>) -> (f32, Option<Averaged>) {
         let (factor, steps) = averaging.next(step, averaged.map_or(0, |averaged| averaged.steps));
         (factor, (steps > 0).then_some(Averaged { kind: Kind::of(averaging), steps }))

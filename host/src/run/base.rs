@@ -1,5 +1,5 @@
-//! The model that a run's adapters belong to: its checkpoints have adapters alone, and name it by its place and the digests of
-//! its files.
+//! The base model of a run's adapters: checkpoints of the run contain only the adapters, and identify the base by its
+//! path and the digests of its files.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,10 @@ use crate::device::{DeviceError, Storage};
 use crate::digest;
 use crate::format::tensors::Tensors;
 
-/// A model beside which adapters were trained.
+/// The model to which adapters were added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Base {
-    /// The directory of its weights: of a run made here the checkpoint.
+    /// The directory of its weights: for a run of this program the checkpoint.
     path: PathBuf,
     /// The files of its weights.
     files: Vec<File>,
@@ -35,12 +35,12 @@ fn refused(what: String) -> DeviceError {
 }
 
 impl Base {
-    /// The model that `origin` is, as it lies there now.
+    /// The model of `origin`, with its files in their current state.
     ///
     /// # Errors
     /// Files that cannot be read.
     pub fn of(origin: &Origin) -> Result<Base, DeviceError> {
-        // Wherever a command is given later.
+        // An absolute path, valid wherever a later command is run.
         let path = origin.weights();
         let path = path.canonicalize().map_err(|e| refused(format!("{}: {e}", path.display())))?;
         let tensors = Tensors::open(&path).map_err(CheckpointError::from)?;
@@ -52,10 +52,10 @@ impl Base {
         Ok(Base { path, files })
     }
 
-    /// The base that a checkpoint of the run of `config` names; nothing where the run has no adapters.
+    /// The base that a checkpoint of the run of `config` names; `None` if the run has no adapters.
     ///
     /// # Errors
-    /// A run with adapters whose checkpoint names none.
+    /// A run with adapters whose checkpoint names no base.
     pub fn named(config: &Config, state: Option<&TrainerState>) -> Result<Option<Base>, DeviceError> {
         match (config.adapters(), state.and_then(|state| state.base.clone())) {
             (None, _) => Ok(None),
@@ -66,17 +66,17 @@ impl Base {
         }
     }
 
-    /// Fills the weights of `lasting` that are no adapters with the base's.
+    /// Fills all weights of `lasting` except the adapters with those of the base.
     ///
     /// # Errors
-    /// It is not there, its files are others than those beside which the adapters were trained, or it is another model.
+    /// The base is missing, its files differ from those that the adapters were trained with, or it is another model.
     pub fn restore(&self, lasting: &[Entry], family: &AnyFamily, device: &mut dyn Storage) -> Result<(), DeviceError> {
         self.require()?;
         let origin = Origin::of(&self.path).map_err(|e| refused(e.to_string()))?;
         origin.restore(lasting, family, device)
     }
 
-    /// Where it lies.
+    /// The directory of the base.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -91,10 +91,10 @@ impl Base {
         Ok(origin.tensors(entries, family)?)
     }
 
-    /// Whether its files are those beside which the adapters were trained.
+    /// Checks that the base's files are those that the adapters were trained with.
     ///
     /// # Errors
-    /// The first that is missing or another.
+    /// The first file that is missing or different.
     pub fn require(&self) -> Result<(), DeviceError> {
         for File { name, xxh3 } in &self.files {
             let file = self.path.join(name);

@@ -1,4 +1,4 @@
-//! Timing a plan's steps on synthetic tokens, as a whole and operation by operation.
+//! Times a plan's steps on synthetic tokens, as a whole and operation by operation.
 
 use std::time::Instant;
 
@@ -14,28 +14,28 @@ use crate::config::Config;
 use crate::device::{AnyProfile, DeviceError, Stopwatch, Ticket};
 use crate::plan::{Sequence, listing};
 
-/// The most steps of which each operation is timed.
+/// The most steps in which each operation is timed.
 const PROFILED: u64 = 5;
 
-/// Batches of a measurement as in training.
+/// Number of distinct batches in a measurement of training.
 const BATCHES: usize = 8;
 
 /// Tokens of a document on average, where attention stays inside documents.
 const DOCUMENT: u64 = 200;
 
-/// What the steps took.
+/// The times of the measured steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timing {
     /// Seconds of each measured step.
     pub steps: Vec<f64>,
-    /// Heap allocations of the measured steps, in the threads that run them.
+    /// Heap allocations of the measured steps, in the threads that run steps.
     pub allocations: u64,
-    /// Bytes that the GPU's memory in use grew by during them.
+    /// Growth of the GPU's memory in use during these steps, in bytes.
     pub device_bytes: u64,
 }
 
 impl Timing {
-    /// The median.
+    /// The median of the steps.
     pub fn median(&self) -> f64 {
         let mut sorted = self.steps.clone();
         sorted.sort_by(f64::total_cmp);
@@ -43,7 +43,7 @@ impl Timing {
     }
 }
 
-/// Steps of a session on synthetic tokens.
+/// Runs steps of a session on synthetic tokens.
 pub struct Bench<'a> {
     session: &'a mut Session,
     config: &'a Config,
@@ -51,13 +51,13 @@ pub struct Bench<'a> {
     targets: Vec<u32>,
     offsets: Vec<u32>,
     settings: Settings,
-    /// The batch of the next micro-batch, of those that are there.
+    /// Index of the next micro-batch's batch.
     next: usize,
-    /// Steps so far, of a run that learns.
+    /// Number of steps so far, if the run learns.
     steps: Option<u64>,
 }
 
-/// Offsets of tokens each of which begins a document as likely as any other.
+/// Offsets of tokens; every token begins a document with the same probability.
 fn documents(seed: u64, tokens: usize) -> Vec<u32> {
     let random = Random::new(seed, stream("documents"));
     let mut offset = 0;
@@ -69,7 +69,7 @@ fn documents(seed: u64, tokens: usize) -> Vec<u32> {
 }
 
 impl<'a> Bench<'a> {
-    /// Makes the tokens: uniform over the vocabulary.
+    /// A bench with tokens that are uniform over the vocabulary.
     ///
     /// # Errors
     /// A lost device.
@@ -80,9 +80,9 @@ impl<'a> Bench<'a> {
         Ok(Bench::of(session, config, 1, id, 1e-4))
     }
 
-    /// As [`Bench::new`], by the run's own updates from its first step on, and with tokens as unlike in number as those of
-    /// text are, each by the inverse of its rank: a GPU that learns something draws more power than one that learns nothing,
-    /// and goes slower.
+    /// As [`Bench::new`], but with the run's own updates from its first step on, and with tokens whose frequencies are
+    /// the inverse of their ranks, as in text: a GPU that learns draws more power than one that learns nothing, and is
+    /// slower.
     pub fn as_training(session: &'a mut Session, config: &'a Config) -> Self {
         session.assume_history();
         let random = Random::new(config.seed, stream("measure"));
@@ -99,7 +99,7 @@ impl<'a> Bench<'a> {
             Settings { learning_rate: rate, loss_scale: 1.0 / config.tokens_per_step() as f32, ..Settings::UNIT };
         let offsets = match config.mask_documents {
             true => documents(config.seed, tokens),
-            // In the midst of documents.
+            // All tokens are inside documents.
             false => vec![config.context(); tokens],
         };
         Bench {
@@ -114,7 +114,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Those of the next step.
+    /// The settings of the next step.
     fn next_settings(&mut self) -> Settings {
         let Some(step) = &mut self.steps else { return self.settings };
         let config = self.config;
@@ -141,8 +141,8 @@ impl<'a> Bench<'a> {
         self.session.finish()
     }
 
-    /// Runs steps for so many `seconds`, at least two, and gives the seconds of one: of the last half of the time, when the
-    /// machine is warm.
+    /// Runs steps for `seconds`, at least two steps, and returns the seconds of one step: from the last half of the
+    /// time, when the machine is warm.
     ///
     /// # Errors
     /// A lost device.
@@ -168,7 +168,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Times `steps` steps after `warmup` others.
+    /// Times `steps` steps after `warmup` untimed steps.
     ///
     /// # Errors
     /// A lost device.
@@ -200,7 +200,7 @@ impl<'a> Bench<'a> {
         Ok(timing)
     }
 
-    /// Bytes of the GPU in use, by whomever; 0 without one.
+    /// Bytes of the GPU in use by any process; 0 without a GPU.
     fn used(&mut self) -> Result<u64, DeviceError> {
         Ok(match self.session.device.gpu() {
             Some(gpu) => gpu.used()?,
@@ -208,8 +208,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Times every operation of a step in its place in the step's programs. Of up to `steps` such steps it gives the one
-    /// whose operations together took the median time.
+    /// Times every operation of a step at its place in the step's programs. Of up to `steps` such steps it returns the
+    /// one with the median total time.
     ///
     /// # Errors
     /// A lost device.
@@ -218,14 +218,14 @@ impl<'a> Bench<'a> {
             (format!("micro-batch {}", i + 1), Sequence::MicroBatch { stage: 0, first: i == 0, warming: false })
         });
         let parts: Vec<(String, Sequence)> = micro_batches.chain([("update".to_owned(), Sequence::Update)]).collect();
-        // Micro-batches behind the first are of one program.
+        // All micro-batches after the first run the same program.
         let mut ready: Vec<(Sequence, Stopwatch)> = Vec::new();
         for (_, sequence) in &parts {
             if ready.iter().all(|(known, _)| known != sequence) {
                 ready.push((*sequence, self.session.stopwatch(*sequence)?));
             }
         }
-        // A GPU prepares a graph when it first runs.
+        // A GPU prepares a graph at its first run.
         if self.session.device.gpu().is_some() {
             self.profiled_step(&parts, &ready)?;
         }
@@ -242,7 +242,7 @@ impl<'a> Bench<'a> {
         Ok(Profile::new(parts))
     }
 
-    /// A step of which each operation is timed: the seconds of each part's.
+    /// Runs a step with each operation timed; returns the seconds of each part's operations.
     fn profiled_step(
         &mut self,
         parts: &[(String, Sequence)],

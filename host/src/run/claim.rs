@@ -1,6 +1,6 @@
 //! A run's directory belongs to one process at a time.
 //!
-//! A locked file in it says so. The system releases the lock when the process dies, however it dies.
+//! A locked file in the directory marks it. The system releases the lock when the process dies, however it dies.
 
 use std::fs;
 use std::io;
@@ -9,34 +9,34 @@ use std::path::{Path, PathBuf};
 use super::directory::{self, DirectoryError};
 use crate::lock::Lock;
 
-/// The file that is locked. It is there while a process has the directory.
+/// The file that is locked. It exists while a process owns the directory.
 pub const LOCK: &str = "lock";
 
-/// A run's directory, which no other process has. Dropping it gives the directory back, and removes it again where it was
-/// made for the claim and nothing was put into it.
+/// A run's directory, owned by this process alone. Dropping the claim releases the directory, and removes it if it was
+/// created for the claim and is still empty.
 #[derive(Debug)]
 pub struct Claim {
     dir: PathBuf,
-    // Before the directory, which must be empty to be removed.
+    // Dropped before the directory, which must be empty to be removed.
     _lock: Lock,
     _made: Made,
 }
 
 impl Claim {
-    /// Claims `dir`, and makes it where it is not there.
+    /// Claims `dir`, and creates it where it does not exist.
     ///
     /// # Errors
-    /// Another process has it; it cannot be made.
+    /// Another process owns it; it cannot be created.
     pub fn of(dir: &Path) -> Result<Claim, DirectoryError> {
         let busy = || DirectoryError::Refused(format!("{}: {BUSY}", dir.display()));
         Claim::free(dir)?.ok_or_else(busy)
     }
 
-    /// Claims the next free directory runs/PRESET-NNN. One that holds nothing but tokens, of a run that was stopped before
-    /// it began, is free.
+    /// Claims the next free directory runs/PRESET-NNN. A directory that contains nothing but tokens, from a run that
+    /// was stopped before it started, is free.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The directory cannot be created.
     pub fn next(preset: &str) -> Result<Claim, DirectoryError> {
         let mut numbers = 1..;
         loop {
@@ -45,7 +45,7 @@ impl Claim {
             if directory::require_free(&dir).is_err() {
                 continue;
             }
-            // Another process may have taken it meanwhile, and may have put a run into it.
+            // Another process may have claimed the directory in the meantime, and started a run in it.
             if let Some(claim) = Claim::free(&dir)?
                 && directory::require_free(&dir).is_ok()
             {
@@ -54,7 +54,7 @@ impl Claim {
         }
     }
 
-    /// Claims `dir` unless another process has it.
+    /// Claims `dir` unless another process owns it.
     fn free(dir: &Path) -> Result<Option<Claim>, DirectoryError> {
         let failed = |e| DirectoryError::io(dir, &e);
         let made = Made::directories(dir).map_err(failed)?;
@@ -68,20 +68,20 @@ impl Claim {
     }
 }
 
-/// Whether a process has `dir`, as far as the file system can say it.
+/// Whether a process owns `dir`, as far as the file system can tell.
 pub fn is_claimed(dir: &Path) -> bool {
-    // A lock that nobody holds is what a process left that died.
+    // A lock file without a lock was left by a process that died.
     Lock::is_taken(&dir.join(LOCK))
 }
 
 const BUSY: &str = "another process trains in this directory; wait for it or stop it, or name another with --out";
 
-/// Directories that were made, the deepest first. Dropping it removes those that are empty.
+/// Directories that were created, the deepest first. Dropping it removes those that are empty.
 #[derive(Debug)]
 struct Made(Vec<PathBuf>);
 
 impl Made {
-    /// Makes `dir` and what is missing above it.
+    /// Creates `dir` and its missing parents.
     fn directories(dir: &Path) -> io::Result<Made> {
         let missing = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
         let made = Made(missing.map(Path::to_owned).collect());
@@ -92,7 +92,7 @@ impl Made {
 impl Drop for Made {
     fn drop(&mut self) {
         for dir in &self.0 {
-            // Only what is empty is removed.
+            // `remove_dir` removes empty directories only.
             let _ = fs::remove_dir(dir);
         }
     }
@@ -112,7 +112,7 @@ mod tests {
         drop(first);
         assert!(!root.path().join("a").exists());
 
-        // What a process that died left is no claim.
+        // The remains of a process that died are no claim.
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join(LOCK), "").unwrap();
         let second = Claim::of(&dir).unwrap();
@@ -130,7 +130,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..200 {
-                        // It may be removed while it is claimed.
+                        // The directory may be removed while it is being claimed.
                         let Ok(claim) = Claim::of(&dir) else { continue };
                         assert_eq!(had.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
                         had.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);

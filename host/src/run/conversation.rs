@@ -1,4 +1,4 @@
-//! A conversation with a trained model, of which as many turns are kept as the context holds.
+//! A conversation with a trained model, with as many turns as the context has room for.
 
 use std::collections::VecDeque;
 
@@ -16,9 +16,9 @@ use crate::device::DeviceError;
 pub struct Conversation {
     generator: Generator,
     context: usize,
-    /// Everything that the model sees; the generator was fed a beginning of it.
+    /// Everything that the model sees; the generator was fed a prefix of it.
     tokens: Vec<u32>,
-    /// How many of them each turn has.
+    /// The number of tokens in each turn.
     turns: VecDeque<usize>,
     /// Whether the last document ended.
     ended: bool,
@@ -26,23 +26,23 @@ pub struct Conversation {
     until: Until,
 }
 
-/// What happens while a model answers.
+/// Events while a model answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
     /// More of the answer.
     Text(&'a str),
-    /// The context was full, so the oldest turns are forgotten.
+    /// The context was full, so the oldest turns were dropped.
     Dropped {
-        /// How many.
+        /// Number of dropped turns.
         turns: usize,
-        /// Their tokens.
+        /// Number of their tokens.
         tokens: usize,
     },
-    /// The turn alone fills the context: its answer ends.
+    /// The turn alone fills the context, so its answer ends.
     Full,
 }
 
-/// What a model said.
+/// An answer of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// Its text.
@@ -54,7 +54,7 @@ pub struct Answer {
 }
 
 impl Conversation {
-    /// An empty one over `context` positions, with the choices that `seed` makes, whose answers end at `until`.
+    /// An empty conversation with `context` positions; the random choices follow `seed`, and answers end at `until`.
     pub fn new(context: u32, vocab_size: u32, seed: u64, until: Until) -> Conversation {
         Conversation {
             generator: Generator::new(context, vocab_size, seed),
@@ -66,12 +66,12 @@ impl Conversation {
         }
     }
 
-    /// Makes the choices of `seed` from here on.
+    /// Restarts the random choices with `seed`.
     pub fn reseed(&mut self, seed: u64) {
         self.generator.reseed(seed);
     }
 
-    /// Forgets all turns.
+    /// Drops all turns.
     pub fn clear(&mut self) {
         self.generator.clear();
         self.tokens.clear();
@@ -79,15 +79,16 @@ impl Conversation {
         self.ended = false;
     }
 
-    /// Turns and tokens that the model sees.
+    /// Numbers of turns and tokens that the model sees.
     pub fn size(&self) -> (usize, usize) {
         (self.turns.len(), self.tokens.len())
     }
 
-    /// `line` as the tokens that go on here: at its beginning and where a document ended another begins, else a line.
+    /// The tokens of `line` at this point of the conversation: at its beginning, and where a document ended, another
+    /// document begins; otherwise only a line.
     ///
     /// # Errors
-    /// A tokenizer that others wrote cannot encode it.
+    /// The tokenizer is that of another program and cannot encode the line.
     pub fn encode(&self, tokenizer: &dyn Tokenizer, line: &str) -> Result<Vec<u32>, EncodeError> {
         let begin = match (self.tokens.is_empty(), self.ended) {
             (true, _) => tokenizer.bos().or(tokenizer.eos()),
@@ -103,7 +104,7 @@ impl Conversation {
         Ok(ids)
     }
 
-    /// Adds a turn that was said before.
+    /// Adds a turn of an earlier conversation.
     ///
     /// # Errors
     /// As [`Conversation::encode`].
@@ -123,7 +124,8 @@ impl Conversation {
         self.ended = false;
     }
 
-    /// Drops the oldest turns, never the last one, until there is room for `more` tokens. Gives how many, and theirs.
+    /// Drops the oldest turns, never the last one, until there is room for `more` tokens. Returns how many turns and
+    /// tokens were dropped.
     fn make_room(&mut self, more: usize) -> Option<(usize, usize)> {
         let (mut turns, mut tokens) = (0, 0);
         while self.turns.len() > 1 && self.tokens.len() - tokens + more > self.context {
@@ -134,13 +136,13 @@ impl Conversation {
             return None;
         }
         self.tokens.drain(..tokens);
-        // What stays has other positions now.
+        // The remaining turns have other positions now.
         self.generator.clear();
         Some((turns, tokens))
     }
 
-    /// Lets the model go on behind `ids`, fewer than the context has positions, with `most` tokens at most; `hear` is told
-    /// what happens.
+    /// Lets the model continue after `ids`, which are fewer than the context's positions, with at most `most` tokens;
+    /// `hear` receives the events.
     ///
     /// # Errors
     /// A lost device.
@@ -156,17 +158,17 @@ impl Conversation {
         self.reply(model, sampler, most, hear)
     }
 
-    /// Puts `ids` in the place of all that was said, as one turn: what they have in common with it need not be fed again.
+    /// Replaces all turns by `ids`, as a single turn: a common prefix need not be fed again.
     pub fn replace(&mut self, model: &Trained, ids: Vec<u32>) {
         let fed = &self.tokens[..self.generator.position()];
         let same = fed.iter().zip(&ids).take_while(|(a, b)| a == b).count();
-        // The last one is fed with the answer.
+        // The last token is fed with the answer.
         self.generator.keep(&model.session, same.min(ids.len().saturating_sub(1)));
         self.turns = [ids.len()].into();
         (self.tokens, self.ended) = (ids, false);
     }
 
-    /// Lets the model go on behind the last turn, as [`Conversation::answer`] does.
+    /// Lets the model continue after the last turn, as [`Conversation::answer`] does.
     ///
     /// # Errors
     /// A lost device.
@@ -187,7 +189,7 @@ impl Conversation {
         };
         loop {
             let begun = said.len();
-            // What is left is read again after each drop: seldom and much is dropped rather than often and little.
+            // The remaining turns are fed again after each drop: so it is better to drop much rarely than little often.
             if let Some((turns, tokens)) = self.make_room((most - begun).min(self.context / 4).max(1)) {
                 hear(Event::Dropped { turns, tokens });
             }
@@ -220,7 +222,7 @@ impl Conversation {
         Ok(Answer { text, tokens: said.len(), ended: self.ended })
     }
 
-    /// Cuts the last answer, which has the tokens `said`, and the mark behind it down to what was shown of it, `text`. Gives
+    /// Cuts the last answer, which has the tokens `said`, and the mark after it down to its shown text, `text`. Returns
     /// how many tokens of the conversation are still those that the model was fed.
     fn cut(&mut self, tokenizer: &dyn Tokenizer, said: &[u32], text: &str) -> usize {
         let before = self.tokens.len();
@@ -228,7 +230,7 @@ impl Conversation {
         let shown = |count: &usize| text.starts_with(&tokenizer.decode(&said[..*count]));
         let whole = (0..=said.len()).rev().find(shown).unwrap_or(0);
         self.tokens.truncate(begin + whole);
-        // A text that ends within a token: what is left of it.
+        // The text ends inside a token: the rest of the text.
         let mut rest = Vec::new();
         let left = text.get(tokenizer.decode(&said[..whole]).len()..).unwrap_or_default();
         if tokenizer.encode_rest(left, &mut rest).is_ok() {

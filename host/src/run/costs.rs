@@ -1,4 +1,4 @@
-//! What steps, evaluations and saves take, measured as a run goes, and what is left of it takes by that.
+//! Measures the times of steps, evaluations and saves during a run, and predicts the time of the rest of the run.
 
 use std::time::Instant;
 
@@ -9,26 +9,26 @@ use super::Session;
 use crate::config::Config;
 use crate::data::validation::ValidationSet;
 
-/// The longest time that a measurement needs before the run's end is told, in seconds.
+/// The longest measurement that is needed before the run's end is predicted, in seconds.
 const ENOUGH: f64 = 10.0;
-/// The share of the run after which it is told where that is sooner, and the shortest time.
+/// The share of the run after which its end is predicted if that is sooner, and the shortest measurement in seconds.
 const SHARE: f64 = 0.03;
 const LEAST: f64 = 1.0;
 /// A forward pass is a third of a training step's floating-point operations.
 const FORWARD: f64 = 1.0 / 3.0;
-/// Bytes a second that a disk takes, as long as no save was timed.
+/// Bytes that a disk writes in a second, assumed until a save was timed.
 const DISK: f64 = 1e9;
 
-/// Steps of each stage that a run does after `step` steps, up to step `end`.
+/// The number of steps in each stage after `step` steps, up to step `end`.
 pub fn steps_ahead(stages: &[Stage], step: u64, end: u64) -> impl Iterator<Item = u64> + '_ {
     let ends = stages.iter().skip(1).map(|stage| stage.from).chain([u64::MAX]);
     stages.iter().zip(ends).map(move |(stage, until)| until.min(end).saturating_sub(stage.from.max(step)))
 }
 
-/// Evaluations of the weights or their averages, and saves but for those by the clock, that the run of `config` does after
-/// `step` steps, up to those after the last, `end`.
+/// Number of evaluations, of the weights and of their averages, and of saves except those by time, in the run of
+/// `config` after `step` steps, including those at the end, `end`.
 pub fn others_ahead(config: &Config, step: u64, end: u64) -> [u64; 2] {
-    // The last step's are done whatever its number.
+    // The last step has an evaluation and a save in any case.
     let multiples = |every: u64| match every {
         0 => 0,
         every => (end.saturating_sub(1) / every).saturating_sub(step / every),
@@ -38,12 +38,12 @@ pub fn others_ahead(config: &Config, step: u64, end: u64) -> [u64; 2] {
     [(due + 1) * scored(config), saves]
 }
 
-/// How often an evaluation scores: the averages of the weights as well.
+/// Scorings in an evaluation: the averages of the weights are scored too.
 fn scored(config: &Config) -> u64 {
     if config.averaging().is_some() { 2 } else { 1 }
 }
 
-/// A mean in which what is long past counts less: speeds change as a machine warms up or others use it.
+/// A mean that gives old measurements less weight: speeds change as a machine warms up or other programs use it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mean {
     seconds: f64,
@@ -51,7 +51,7 @@ struct Mean {
 }
 
 impl Mean {
-    /// Adds a time; what was measured `window` seconds before counts e times less.
+    /// Adds a time; a measurement from `window` seconds before has a weight smaller by a factor of e.
     fn add(&mut self, seconds: f64, window: f64) {
         let keep = (-seconds / window).exp();
         (self.seconds, self.count) = (self.seconds * keep + seconds, self.count * keep + 1.0);
@@ -62,12 +62,12 @@ impl Mean {
     }
 }
 
-/// What is expected of a run's parts before they were timed.
+/// The expected times of a run's parts before they are measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     /// Seconds of a step of each stage, or numbers in the same proportions.
     pub steps: Vec<f64>,
-    /// Micro-batches of an evaluation, and seconds of one where that was timed.
+    /// Number of micro-batches of an evaluation, and seconds of one if that was timed.
     pub evaluation: (u64, Option<f64>),
     /// Tokens of an evaluation's micro-batch.
     pub evaluation_tokens: u64,
@@ -76,7 +76,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Of the run of `config` in this session: as its rehearsal took, or as many tokens suggest.
+    /// For the run of `config` in this session: the times of its rehearsal, or estimates from the numbers of tokens.
     pub fn of(session: &Session, config: &Config, stages: &[Stage], set: &ValidationSet, save_bytes: u64) -> Expected {
         let tokens = || stages.iter().map(|stage| stage.step_tokens() as f64).collect();
         let rehearsed = session.rehearsed.as_ref();
@@ -91,7 +91,7 @@ impl Expected {
     }
 }
 
-/// Micro-batches of an evaluation of `set` in the `shape` of one, on each of so many ranks.
+/// Number of micro-batches of an evaluation of `set`, in the `shape` of one, on each of `ranks` ranks.
 pub fn batches(set: &ValidationSet, shape: MicroBatch, ranks: u32) -> u64 {
     let rows: usize =
         set.iter().map(|document| document.len().saturating_sub(1).div_ceil(shape.seq_len as usize)).sum();
@@ -108,7 +108,7 @@ pub struct Costs {
     steps: Vec<Mean>,
     evaluation: Mean,
     save: Mean,
-    /// Seconds of steps that were measured.
+    /// Seconds of measured steps.
     measured: f64,
 }
 
@@ -127,19 +127,19 @@ impl Costs {
         }
     }
 
-    /// Starts it again: what was before counts no more.
+    /// Restarts the clock: earlier time no longer counts.
     pub fn restart(&mut self) {
         self.begun = Instant::now();
         self.at = self.begun;
     }
 
-    /// Seconds since the last part of the work ended; now one ends.
+    /// Ends a part of the work; returns the seconds since the previous part ended.
     fn lap(&mut self) -> f64 {
         let before = std::mem::replace(&mut self.at, Instant::now());
         (self.at - before).as_secs_f64()
     }
 
-    /// What counts of what was measured: the last third of it, or ten seconds.
+    /// The time window of measurements that count: the last third of the session, or ten seconds.
     fn window(&self) -> f64 {
         (self.elapsed() / 3.0).max(ENOUGH)
     }
@@ -149,7 +149,7 @@ impl Costs {
         self.begun.elapsed().as_secs_f64()
     }
 
-    /// A part of the work ended that is no measure of others.
+    /// Ends a part of the work that does not predict others.
     pub fn pass(&mut self) {
         self.lap();
     }
@@ -160,7 +160,7 @@ impl Costs {
         self.time_step(stage, seconds);
     }
 
-    /// A step of that stage took so long.
+    /// Adds a step of that stage, with its seconds.
     pub(super) fn time_step(&mut self, stage: usize, seconds: f64) {
         let window = self.window();
         self.measured += seconds;
@@ -181,7 +181,8 @@ impl Costs {
         self.save.add(seconds, window);
     }
 
-    /// Seconds of a step of a stage: as measured, or else as the measured one nearest to it by what was expected of both.
+    /// Seconds of a step of a stage: as measured, or else derived from the nearest measured stage by the ratio of their
+    /// expected times.
     pub fn of_step(&self, stage: usize) -> Option<f64> {
         let measured = |index: usize| Some((index, self.steps.get(index)?.get()?));
         let nearest = (0..self.steps.len()).filter_map(measured).min_by_key(|(index, _)| index.abs_diff(stage));
@@ -205,17 +206,17 @@ impl Costs {
         self.save.get().unwrap_or(self.expected.save_bytes as f64 / DISK)
     }
 
-    /// Seconds of a step of the last stage, an evaluation and a save, where they were measured.
+    /// Seconds of a step of the last stage, of an evaluation and of a save, where they were measured.
     pub fn parts(&self) -> [Option<f64>; 3] {
         [self.steps.last().and_then(Mean::get), self.evaluation.get(), self.save.get()]
     }
 
-    /// Seconds that the last evaluation and save take.
+    /// Seconds of the last evaluation and save.
     pub fn of_end(&self, config: &Config, stages: &[Stage]) -> Option<f64> {
         Some(scored(config) as f64 * self.of_evaluation(stages)? + self.of_save())
     }
 
-    /// Seconds that a run of `config` takes from step `step` to its end after step `end`.
+    /// Seconds of a run of `config` from step `step` to its end after step `end`.
     pub fn left(&self, config: &Config, stages: &[Stage], step: u64, end: u64) -> Option<f64> {
         let mut steps = 0.0;
         for (index, count) in steps_ahead(stages, step, end).enumerate().filter(|(_, count)| *count > 0) {
@@ -227,7 +228,7 @@ impl Costs {
         Some(seconds + self.saves_by_the_clock(config, stages, step, seconds)? as f64 * save)
     }
 
-    /// Saves that `seconds` of work hold beside those by the step.
+    /// Number of saves by time in `seconds` of work, in addition to the saves by step.
     fn saves_by_the_clock(&self, config: &Config, stages: &[Stage], step: u64, seconds: f64) -> Option<u64> {
         let every = 60.0 * config.save_minutes;
         let stage = Curriculum::new(stages).map_or(0, |curriculum| curriculum.at(step));
@@ -236,7 +237,7 @@ impl Costs {
         Some(if needed { (seconds / every) as u64 } else { 0 })
     }
 
-    /// Whether so much was measured that the end of a session of `total` seconds can be told.
+    /// Whether enough was measured to predict the end of a session of `total` seconds.
     pub fn are_known(&self, total: f64) -> bool {
         self.measured >= (SHARE * total).clamp(LEAST, ENOUGH)
     }
@@ -251,7 +252,7 @@ mod tests {
         Config::resolve(toml::from_str::<RawConfig>(&format!("preset = 'pythia-tiny'\n{text}")).unwrap()).unwrap()
     }
 
-    /// What the loop does, step by step.
+    /// The parts of the training loop, counted step by step.
     fn walked(config: &Config, step: u64, end: u64) -> (Vec<u64>, [u64; 2]) {
         let stages = config.stages();
         let (mut steps, mut evaluations, mut saves) = (vec![0; stages.len()], 1, 1);
@@ -294,7 +295,8 @@ mod tests {
         (0..50).for_each(|_| mean.add(1.0, 10.0));
         approx::assert_relative_eq!(mean.get().unwrap(), 1.0, max_relative = 1e-12);
         (0..20).for_each(|_| mean.add(2.0, 10.0));
-        // Of what was before e⁻⁴ is left: (2 Σ q^i + e⁻⁴ Σ p^i) / the counts, with q = e^-0.2, p = e^-0.1.
+        // The weight e⁻⁴ remains of the earlier values: (2 Σ q^i + e⁻⁴ Σ p^i) / the weights, with q = e^-0.2, p =
+        // e^-0.1.
         let (q, p) = ((-0.2f64).exp(), (-0.1f64).exp());
         let sums = [(1.0 - q.powi(20)) / (1.0 - q), q.powi(20) * (1.0 - p.powi(50)) / (1.0 - p)];
         approx::assert_relative_eq!(
@@ -315,11 +317,11 @@ mod tests {
         let mut costs = Costs::start(expected);
         assert_eq!((costs.left(&config, &stages, 0, 30), costs.of_step(0)), (None, None));
         costs.steps[0].add(0.6, 10.0);
-        // Of 16 tokens a step; the second stage takes three times that.
+        // A step of 16 tokens took 0.6 s; one of the second stage takes three times that.
         let evaluation = 4.0 * 0.6 / 3.0 * 2.0;
         let expected = 10.0 * 0.6 + 20.0 * 1.8 + 3.0 * evaluation + 2.0 * 0.5;
         approx::assert_relative_eq!(costs.left(&config, &stages, 0, 30).unwrap(), expected, max_relative = 1e-12);
-        // What is measured takes the place of what was expected.
+        // Measurements replace expectations.
         (costs.steps[1], costs.evaluation, costs.save) = Default::default();
         costs.steps[1].add(2.0, 10.0);
         costs.evaluation.add(7.0, 10.0);

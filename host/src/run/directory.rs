@@ -1,7 +1,7 @@
 //! A run's directory: its configuration, plan, tokenizer, metrics and checkpoints.
 //!
-//! The configuration begins with the digest of the rest of it, since it changes where a run goes on; the plan and the
-//! tokenizer do not, and their digests are in a list beside them.
+//! The configuration begins with the digest of its remaining text, since it changes when a run continues; the plan and
+//! the tokenizer do not change, and their digests are in a separate list.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub(crate) const PLAN: &str = PLAN_FILE;
 /// The digests of the files that a run writes once.
 pub const DIGESTS: &str = "DIGESTS";
 
-/// Why a run's directory cannot be had.
+/// Why a run's directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
     /// A wrong request.
@@ -37,7 +37,7 @@ pub enum DirectoryError {
 }
 
 impl DirectoryError {
-    /// What the file system said about `path`.
+    /// An error of the file system at `path`.
     pub(super) fn io(path: &Path, error: &std::io::Error) -> Self {
         let text = format!("{}: {error}", path.display());
         if disk::is_full(error) { Self::Failed(text) } else { Self::Refused(text) }
@@ -53,21 +53,22 @@ impl From<DirectoryError> for DeviceError {
     }
 }
 
-/// Whether `dir` holds a run.
+/// Whether `dir` contains a run.
 pub fn holds_run(dir: &Path) -> bool {
     dir.join(CONFIG).exists()
 }
 
-/// The directory of the run that `dir` names: `dir` itself, or where it is a complete checkpoint of a run, that run's.
-/// What is read there is then of this checkpoint: see [`checkpoint::latest`].
+/// The directory of the run that `dir` names: `dir` itself, or, if it is a complete checkpoint of a run, the run's
+/// directory. Readers then use that checkpoint: see [`checkpoint::latest`].
 ///
 /// # Errors
-/// A checkpoint of a run that is not complete; the message says which ones are.
+/// An incomplete checkpoint of a run; the message lists the complete ones.
 pub fn of_run(dir: &Path) -> Result<PathBuf, ConfigError> {
     if holds_run(dir) {
         return Ok(dir.to_owned());
     }
-    // What ends in a name has its parent before it; of others, such as `.`, the file system knows it.
+    // A path that ends in a name has its parent before the name; for other paths, such as `.`, the file system knows
+    // the parent.
     let above = match (dir.file_name(), dir.parent()) {
         (Some(_), Some(parent)) if parent.as_os_str().is_empty() => PathBuf::from("."),
         (Some(_), Some(parent)) => parent.to_owned(),
@@ -94,11 +95,11 @@ fn failed(path: &Path, e: &dyn std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {e}", path.display()))
 }
 
-/// Whether a new run may have `dir`: it is not there, or holds nothing but tokens, whose it is and what a run left that
-/// was stopped before it began.
+/// Whether a new run may use `dir`: it does not exist, or contains nothing but tokens, a claim and the remains of a run
+/// that was stopped before it started.
 ///
 /// # Errors
-/// Something else is there, or it cannot be read.
+/// A directory that contains anything else, or cannot be read.
 pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
     let run = of_run(dir)?;
     if run != dir {
@@ -121,7 +122,7 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Why no run can begin in `dir`, which has something else in it.
+/// Why no run can start in `dir`, which contains something else.
 fn taken(dir: &Path) -> ConfigError {
     match checkpoint::complete(dir) {
         Ok(there) if !there.is_empty() => {
@@ -135,21 +136,21 @@ fn taken(dir: &Path) -> ConfigError {
     }
 }
 
-/// Writes the configuration, the plan, the tokenizer and what the model says of how it generates into a directory that holds
-/// no run; into that of a run that begins again all but the configuration, which stays until it is known that the new one
-/// works.
+/// Writes the configuration, the plan, the tokenizer and the model's settings for generation into a directory without a
+/// run. For a run that starts again it writes all but the configuration, which stays until the new one is known to
+/// work.
 ///
 /// # Errors
-/// The file system; what was begun is removed.
+/// The file system; files written so far are removed.
 pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
     let generation = generation::of_run(dir, config, tokenizer.eos())?;
     create_of(dir, config, plan, tokenizer, (&generation, &History::begun(config, dir)))
 }
 
-/// As [`create`], of a model that says `generation` and has a `history`.
+/// As [`create`], for a model with the settings `generation` and a `history`.
 ///
 /// # Errors
-/// As there.
+/// As in [`create`].
 pub fn create_of(
     dir: &Path,
     config: &Config,
@@ -158,7 +159,8 @@ pub fn create_of(
     (generation, history): (&Generation, &History),
 ) -> Result<(), ConfigError> {
     let fresh = !holds_run(dir);
-    // The configuration goes first: a directory that has one holds a run, which begins again where it has no more.
+    // The configuration is written first: a directory with a configuration contains a run, which starts again if it has
+    // nothing else.
     let begun = if fresh { write_config(dir, config) } else { Ok(()) };
     let written = begun.and_then(|()| write_rest(dir, plan, tokenizer, generation, history));
     if written.is_err() && fresh {
@@ -167,7 +169,7 @@ pub fn create_of(
     written
 }
 
-/// Writes what a run writes once, and its digests last.
+/// Writes the files that a run writes once, and their digests last.
 fn write_rest(
     dir: &Path,
     plan: &str,
@@ -193,7 +195,7 @@ fn write_rest(
     disk::replace(&list, digests.to_string().as_bytes()).map_err(|e| failed(&list, &e))
 }
 
-/// The digests of the files that the run in `dir` writes once; nothing where an earlier version wrote them.
+/// The digests of the files that the run in `dir` writes once; `None` where an earlier version wrote them.
 ///
 /// # Errors
 /// A list that cannot be read or is damaged.
@@ -201,11 +203,11 @@ pub fn digests(dir: &Path) -> Result<Option<Digests>, DigestError> {
     Digests::read(&dir.join(DIGESTS))
 }
 
-/// Makes `config` the saved configuration of the run in `dir`, and remembers what it has otherwise than the one before.
-/// Whoever reads it finds the one before or this one, whole.
+/// Makes `config` the saved configuration of the run in `dir`, and records the changes in the history. A reader finds
+/// either the old or the new configuration, complete.
 ///
 /// # Errors
-/// The file system; the one before stays.
+/// The file system; the old configuration stays.
 pub fn keep_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
     let before = read_config(dir)?;
     if before == *config {
@@ -217,7 +219,7 @@ pub fn keep_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
     write_config(dir, config)
 }
 
-/// The configuration before it has its name.
+/// The configuration before it receives its name.
 const UNNAMED: &str = "config.toml.tmp";
 
 fn write_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
@@ -225,7 +227,7 @@ fn write_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
     disk::replace(&path, sealed(&text).as_bytes()).map_err(|e| failed(&path, &e))
 }
 
-/// Removes what a run that never began has in its directory; its tokens stay.
+/// Removes the files of a run that never started from its directory; its tokens stay.
 pub fn discard(dir: &Path) {
     let own = [
         PLAN,
@@ -241,7 +243,7 @@ pub fn discard(dir: &Path) {
         let _ = fs::remove_file(dir.join(name));
     }
     let _ = fs::remove_dir_all(dir.join(metrics::EVENTS));
-    // The configuration goes last: what is left beside it belongs to a run that begins again.
+    // The configuration is removed last: remaining files next to it belong to a run that starts again.
     for name in [UNNAMED, CONFIG] {
         let _ = fs::remove_file(dir.join(name));
     }
@@ -250,7 +252,7 @@ pub fn discard(dir: &Path) {
 /// Reads the saved configuration of the run that `dir` names: see [`of_run`].
 ///
 /// # Errors
-/// No run there, or a configuration that was changed or does not parse.
+/// No run there, or a configuration that was changed or cannot be parsed.
 pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
     let path = of_run(dir)?.join(CONFIG);
     let text = regular::text_at_most(&path, regular::SETTINGS)
@@ -264,10 +266,10 @@ pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// Reads the algorithms that a run's plan.json names.
+/// Reads the algorithms from a run's plan.json.
 ///
 /// # Errors
-/// A file that cannot be read or names none.
+/// A file that cannot be read or contains no algorithms.
 pub fn read_algorithms(path: &Path) -> Result<Vec<Choice>, ConfigError> {
     let text = regular::text_at_most(path, regular::STATE).map_err(|e| failed(path, &e))?;
     let plan: serde_json::Value = serde_json::from_str(&text).map_err(|e| failed(path, &e))?;
@@ -275,7 +277,7 @@ pub fn read_algorithms(path: &Path) -> Result<Vec<Choice>, ConfigError> {
     serde_json::from_value(plan["algorithms"].clone()).map_err(none)
 }
 
-/// A trained model, ready to be asked.
+/// A trained model, ready for use.
 pub struct Trained {
     /// The model with its weights.
     pub session: Session,
@@ -284,8 +286,8 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Loads these `weights` of the last checkpoint of the run in `dir`, or of `dir` where it is one, with room for
-    /// `sections` only.
+    /// Loads these `weights` of the last checkpoint of the run in `dir`, or of `dir` if it is a checkpoint, with memory
+    /// for `sections` only.
     ///
     /// # Errors
     /// No complete checkpoint, a damaged one, or a device that cannot be started.
@@ -343,7 +345,7 @@ mod tests {
             fs::create_dir_all(dir).unwrap();
         }
         fs::write(whole.join(checkpoint::DONE), "").unwrap();
-        // Not of a run yet: a directory is what it is.
+        // Not yet a checkpoint of a run: a directory stands for itself.
         assert_eq!(of_run(&whole), Ok(whole.clone()));
         fs::write(run.join(CONFIG), "").unwrap();
         assert_eq!((of_run(&run), of_run(&whole)), (Ok(run.clone()), Ok(run.clone())));

@@ -1,8 +1,9 @@
-//! When a run ends, and its learning rate until then: after so many steps, or on time.
+//! When a run ends, and its learning rate until then: after a number of steps, or at a time limit.
 //!
-//! A run that ends on time has a rate that does not depend on its length until that falls. It begins to fall when so much of
-//! the time is left as its share of the run, over as many steps as the time holds by what steps, evaluations and saves took.
-//! Where the machine turns out faster or slower, the end moves, and the rate falls on from where it is.
+//! A run with a time limit has a learning rate that does not depend on its length before the rate decays. The decay
+//! begins when its share of the time is left, over as many steps as fit in that time by the measured times of steps,
+//! evaluations and saves. If the machine turns out faster or slower, the end moves, and the rate decays on from its
+//! current value.
 
 use std::time::Instant;
 
@@ -17,62 +18,63 @@ use crate::data::validation::ValidationSet;
 use crate::ranks::{SharedPeers, share_numbers};
 use crate::suggest::ending::Steps;
 
-/// The part of the time by which the end may be off before it is moved.
+/// The share of the time by which the end may be off before it is moved.
 const OFF: f64 = 0.002;
-/// A number of steps that is the run's share exactly is taken where it ends so near to the time.
+/// The number of steps for which the decay has exactly its share replaces the planned end, if both differ by at most
+/// this fraction.
 const NEAR: f64 = 0.005;
-/// Seconds after which what was predicted of a run counts.
+/// Seconds after which the prediction of a run's time is recorded.
 const PREDICTED: f64 = 10.0;
-/// The fewest steps of a run that ends on time.
+/// The fewest steps of a run with a time limit.
 const FEWEST: u64 = 10;
 
-/// Where a run that ends on time stands: part of its checkpoints.
+/// The state of a run with a time limit: part of its checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Timed {
-    /// Seconds of all its sessions, from the beginning of each command.
+    /// Seconds of all its sessions, each from the beginning of its command.
     pub seconds: f64,
-    /// Of those, seconds from the first step on.
+    /// Among these, the seconds from the first step on.
     pub training: f64,
-    /// How its rate falls, once that began.
+    /// The decay of its learning rate, once it has begun.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fall: Option<Fall>,
 }
 
-/// How the rate of a run that ends on time falls.
+/// The decay of the learning rate of a run with a time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Fall {
-    /// The time for which it was planned, in seconds.
+    /// The time limit for which it was planned, in seconds.
     pub time: f64,
-    /// Steps done when it began: the checkpoint of them is kept.
+    /// Steps done when it began: the checkpoint of that step is preserved.
     pub begun: u64,
-    /// Steps done when its end was planned last, and the part of the fall that was done then.
+    /// Steps done when its end was last planned, and the fraction of the decay that was done then.
     pub from: u64,
     /// See [`Fall::from`].
     pub fallen: f64,
-    /// Steps of the run.
+    /// The run's last step.
     pub end: u64,
 }
 
 /// When a run ends.
 pub struct Ending {
     schedule: Schedule,
-    /// Steps of the run; of one that ends on time none, until its rate falls.
+    /// Steps of the run; for a run with a time limit `None`, until its rate decays.
     end: Option<u64>,
     deadline: Option<Deadline>,
     pub(super) costs: Costs,
-    /// What was told of the session, in seconds.
+    /// The predicted seconds of the session, after they were announced.
     told: Option<f64>,
-    /// The same as it was known after ten seconds of it, or a third where that is shorter.
+    /// The prediction after ten seconds of the session, or after a third if that is shorter.
     pub(super) predicted: Option<f64>,
 }
 
-/// The time of a run that ends on time.
+/// The time limit of a run.
 struct Deadline {
-    /// Seconds that all of it may take.
+    /// Limit in seconds for the whole run.
     time: f64,
     /// When this command began.
     begun: Instant,
-    /// Where the run stood then.
+    /// The state of the run at that time.
     before: Timed,
     fall: Option<Fall>,
 }
@@ -84,11 +86,12 @@ impl Deadline {
     }
 }
 
-/// Steps of `config` that `left` seconds hold besides what else a run does in them, by steps of `step` seconds, from step `at`.
+/// Number of steps of `config` from step `at` that fit in `left` seconds together with the other work in them, at the
+/// measured time of a step.
 fn steps_in(config: &Config, stages: &[Stage], costs: &Costs, at: u64, left: f64) -> Option<u64> {
     let step = costs.of_step(0)?;
     let mut steps = (left / step).max(1.0) as u64;
-    // Evaluations and saves are few: what they take is found in a turn or two.
+    // Evaluations and saves are few: one or two iterations suffice for their time.
     for _ in 0..4 {
         let off = left - costs.left(config, stages, at, at.saturating_add(steps))?;
         let by = (off / step).trunc();
@@ -101,7 +104,7 @@ fn steps_in(config: &Config, stages: &[Stage], costs: &Costs, at: u64, left: f64
 }
 
 impl Ending {
-    /// Of the run of `config`, which stands at `timed` where it is one that ends on time. This command began at `begun`.
+    /// For the run of `config`; `timed` is its state if it has a time limit. This command began at `begun`.
     pub fn new(config: &Config, timed: Option<Timed>, expected: Expected, begun: Instant) -> Ending {
         let before = timed.unwrap_or_default();
         let deadline = config.time.map(|time| Deadline { time, begun, before, fall: before.fall });
@@ -124,12 +127,12 @@ impl Ending {
         self.costs.restart();
     }
 
-    /// Steps after which the run ends; more than it can have as long as that is not known.
+    /// Number of steps after which the run ends; larger than possible as long as the end is unknown.
     pub fn end(&self) -> u64 {
         self.end.unwrap_or(u64::MAX)
     }
 
-    /// How its steps lie, once their number is known; of a run that ends on time that may still move a little.
+    /// The run's steps, once their number is known; with a time limit the number may still change a little.
     pub fn steps(&self) -> Option<Steps> {
         let fall = self.deadline.as_ref().and_then(|deadline| deadline.fall);
         let stable = fall.map_or(self.schedule.stable_until(), |fall| fall.begun);
@@ -141,14 +144,14 @@ impl Ending {
         self.schedule.rate(step)
     }
 
-    /// Where a run that ends on time stands.
+    /// The state of a run with a time limit.
     pub fn timed(&self) -> Option<Timed> {
         let deadline = self.deadline.as_ref()?;
         let training = deadline.before.training + self.costs.elapsed();
         Some(Timed { seconds: deadline.seconds(), training, fall: deadline.fall })
     }
 
-    /// The steps of the run, as far as can be told after `step` of them.
+    /// The number of steps of the run, as far as it can be predicted after `step` of them.
     pub fn likely_end(&self, config: &Config, stages: &[Stage], step: u64) -> Option<u64> {
         if self.end.is_some() {
             return self.end;
@@ -165,7 +168,7 @@ impl Ending {
         }
     }
 
-    /// Seconds that this session takes, once after so much was measured that they can be told.
+    /// The predicted seconds of this session; returned once, when enough was measured for a prediction.
     pub fn tell(&mut self, config: &Config, stages: &[Stage], step: u64) -> Option<f64> {
         let total = self.costs.elapsed() + self.left(config, stages, step)?;
         if self.predicted.is_none() || self.costs.elapsed() <= PREDICTED.min(total / 3.0) {
@@ -178,7 +181,7 @@ impl Ending {
         self.told
     }
 
-    /// Whether the rate is to begin to fall after `step` steps, or its end to move.
+    /// Whether the rate must begin to decay after `step` steps, or its end must be moved.
     pub fn is_due(&self, config: &Config, stages: &[Stage], step: u64) -> bool {
         let Some(Deadline { time, fall, before, .. }) = self.deadline else { return false };
         let (Some(one), Some(end)) = (self.costs.of_step(0), self.costs.of_end(config, stages)) else { return false };
@@ -186,12 +189,12 @@ impl Ending {
         match fall {
             None => {
                 let (done, left) = (before.training + self.costs.elapsed(), left - end - self.costs.of_save());
-                // A constant rate needs no steps to fall in.
+                // A constant rate needs no steps for a decay.
                 let share = if self.schedule.shape == Shape::Wsd { config.decay } else { 0.0 };
                 left - one <= share * (done + left.max(0.0))
             }
             Some(fall) => {
-                // Rarely, and not for less than a step.
+                // Rarely, and not by less than a step.
                 let often = ((fall.end - fall.begun) / 50).max(1);
                 let off = self.costs.left(config, stages, step, fall.end).map_or(0.0, |needed| (needed - left).abs());
                 step > fall.from
@@ -202,10 +205,10 @@ impl Ending {
         }
     }
 
-    /// Begins the fall after `step` steps, or moves its end: what the first of the `peers` finds is what all do.
+    /// Begins the decay after `step` steps, or moves its end: all ranks follow the plan of the first of the `peers`.
     ///
     /// # Errors
-    /// A rank that is gone.
+    /// A rank that is lost.
     pub fn fall(
         &mut self,
         config: &Config,
@@ -230,19 +233,19 @@ impl Ending {
         Ok(end)
     }
 
-    /// The part of a fall that is done after `step` steps.
+    /// The fraction of a decay that is done after `step` steps.
     fn fallen(&self, fall: &Fall, step: u64) -> f64 {
         let (done, steps) = ((step - fall.from) as f64, (fall.end - fall.from) as f64);
         fall.fallen + (1.0 - fall.fallen) * (done / steps)
     }
 
-    /// Lets the rate fall so, or not at all as long as nothing is planned.
+    /// Sets the decay of the rate; without a decay as long as nothing is planned.
     fn plan(&mut self, fall: Option<Fall>) {
         if let Some(deadline) = &mut self.deadline {
             deadline.fall = fall;
         }
         self.end = fall.map(|fall| fall.end);
-        // Without an end no step is of the decay.
+        // Without an end no step belongs to the decay.
         let (steps, decay, fallen) =
             fall.map_or((u64::MAX, 0, 0.0), |fall| (fall.end, fall.end - fall.from, fall.fallen));
         self.schedule = Schedule { steps, decay: (decay, self.schedule.decay.1), fallen, ..self.schedule };
@@ -250,11 +253,11 @@ impl Ending {
 }
 
 impl Session {
-    /// How many steps the time of `config` holds about, where `spent` seconds of it are over and parts of the run take what
-    /// they took in the rehearsal; `set` is evaluated at the end.
+    /// About how many steps fit in the time limit of `config`, after `spent` seconds of it and with the rehearsal's
+    /// times for the parts of the run; `set` is evaluated at the end.
     ///
     /// # Errors
-    /// A time that is too short.
+    /// A time limit that is too short.
     pub fn steps_in_time(&self, config: &Config, set: &ValidationSet, spent: f64) -> Result<u64, ConfigError> {
         let batches = self.laid.sections.evaluation.map_or(0, |shape| batches(set, shape, config.ranks));
         match &self.rehearsed {
@@ -264,11 +267,11 @@ impl Session {
     }
 }
 
-/// How many steps the time of `config` holds about, where parts of the run take what they took in the rehearsal; and that
-/// it holds some. `spent` seconds are over before the first step, and an evaluation has so many `batches`.
+/// About how many steps fit in the time limit of `config`, with the rehearsal's times for the parts of the run; an
+/// error if none fits. `spent` seconds pass before the first step, and an evaluation has `batches` micro-batches.
 ///
 /// # Errors
-/// A time that is too short.
+/// A time limit that is too short.
 fn first_guess(config: &Config, rehearsed: &Rehearsed, batches: u64, spent: f64) -> Result<u64, ConfigError> {
     let Some(time) = config.time else { return Ok(config.steps) };
     let step = rehearsed.steps.first().copied().unwrap_or(0.0).max(1e-6);
@@ -297,7 +300,7 @@ mod tests {
         Config::resolve(toml::from_str::<RawConfig>(&text).unwrap()).unwrap()
     }
 
-    /// A run whose clock the test turns.
+    /// A run with a clock controlled by the test.
     struct Simulated {
         config: Config,
         stages: Vec<Stage>,
@@ -306,7 +309,8 @@ mod tests {
     }
 
     impl Simulated {
-        /// Of `config`, where an evaluation takes 4 s and a save 1 s, `spent` seconds after its command began.
+        /// A simulation of `config`, where an evaluation takes 4 s and a save 1 s, `spent` seconds after the beginning
+        /// of its command.
         fn new(config: Config, timed: Option<Timed>, spent: f64) -> Simulated {
             let expected = Expected {
                 steps: vec![1.0],
@@ -324,7 +328,7 @@ mod tests {
             (before.seconds, before.training) = (before.seconds + seconds, before.training + seconds);
         }
 
-        /// A step that takes so long.
+        /// Runs a step that takes `seconds`.
         fn step(&mut self, seconds: f64) {
             self.pass(seconds);
             self.ending.costs.time_step(0, seconds);
@@ -337,7 +341,7 @@ mod tests {
             }
         }
 
-        /// Runs to the end by steps that take so long, and gives its rates and when it ended.
+        /// Runs to the end with steps that take these seconds; returns the learning rates and the time of the end.
         fn run(&mut self, seconds: impl Fn(u64) -> f64) -> (Vec<f64>, f64) {
             let mut rates = Vec::new();
             while self.step < self.ending.end() {
@@ -382,7 +386,7 @@ mod tests {
             let config = config("decay = 0.6");
             let mut run = Simulated::new(config.clone(), None, 20.0);
             let (rates, ended) = run.run(seconds);
-            // Nothing ends nearer than a step.
+            // The end cannot be closer than one step.
             let most = (0.01 * TIME).max(seconds(0));
             assert!((ended - TIME).abs() <= most, "{name}: {ended}");
             let highest = rates.iter().copied().fold(0.0, f64::max);
@@ -409,14 +413,15 @@ mod tests {
             let mut second = Simulated::new(config.clone(), Some(timed), 30.0);
             second.step = stop;
             let (rest, again) = second.run(|_| 0.5);
-            // 30 seconds of another start are missing to it.
+            // The resumed run has lost the 30 seconds of a second start.
             assert!((again - ended).abs() < 0.01 * TIME, "{stop}: {again}");
             let steps = stop + rest.len() as u64;
             assert!(rates.len() as u64 - steps < 80, "{stop}: {steps} of {}", rates.len());
             let same = first.ending.rate(stop);
             assert!((rest[0] - same).abs() < 1e-3 * config.lr, "{stop}: {} after {same}", rest[0]);
         }
-        // With more time and from before its rate fell it has as many steps as one that had that from the beginning.
+        // With more time, and resumed from before its rate decayed, it has as many steps as a run that had that time
+        // from the beginning.
         let stable = Timed { fall: None, ..Simulated::new(config.clone(), None, 20.0).ending.timed().unwrap() };
         let more = Config { time: Some(2.0 * TIME), ..config };
         let (rates, ended) = Simulated::new(more, Some(stable), 0.0).run(|_| 0.5);

@@ -1,6 +1,6 @@
-//! The energy that a run takes, where somebody counts it: of a run on a GPU that of its board, by the driver's management
-//! library; of one on a CPU that of all the machine's processors, by the kernel's power capping interface (RAPL). Both count
-//! what others use of them meanwhile.
+//! The energy of a run, where it is counted: on a GPU the energy of its board, from the driver's management library; on
+//! a CPU the energy of all the machine's processors, from the kernel's power capping interface (RAPL). Both include the
+//! energy of other programs at the same time.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -9,16 +9,16 @@ use std::time::Instant;
 
 use super::Session;
 
-/// Where Linux shows the counters of processors.
+/// Where Linux provides the processors' counters.
 const POWERCAP: &str = "/sys/class/powercap";
-/// Seconds between two readings: they take time, and a processor's counter begins again after some minutes.
+/// Minimum seconds between two readings: they take time. A processor's counter overflows after some minutes.
 const OFTEN: f64 = 0.2;
 
 /// The counter of one processor.
 #[derive(Debug)]
 struct Package {
     file: File,
-    /// Joules after which it begins again.
+    /// Joules at which the counter overflows to 0.
     range: f64,
     last: f64,
 }
@@ -44,7 +44,7 @@ impl Package {
 fn packages(at: &Path) -> Vec<Package> {
     let package = |folder: &Path| {
         let text = |name| fs::read_to_string(folder.join(name)).ok();
-        // A package's parts have counters of their own, which its own one includes.
+        // The parts of a package have counters of their own, which are included in the package's counter.
         if !text("name")?.starts_with("package") {
             return None;
         }
@@ -57,12 +57,12 @@ fn packages(at: &Path) -> Vec<Package> {
     folders.filter_map(|folder| package(&folder)).collect()
 }
 
-/// What counts.
+/// The source of the energy count.
 enum Counters {
-    /// The GPU, and its counter at the last reading.
+    /// The GPU, with its counter at the last reading.
     Gpu(f64),
     Processors(Vec<Package>),
-    /// Nobody, or several GPUs of several ranks.
+    /// No counter, or several GPUs of several ranks.
     None,
 }
 
@@ -76,7 +76,7 @@ pub struct Energy {
 }
 
 impl Energy {
-    /// Of a run of one rank, from now on.
+    /// The energy of a run with one rank, from now on.
     pub fn start(session: &mut Session) -> Energy {
         let counters = match (session.peers(), session.device.gpu()) {
             (Some(_), _) => Counters::None,
@@ -87,14 +87,14 @@ impl Energy {
         Energy { counters, begun: now, read: now, joules: 0.0, predicted: None }
     }
 
-    /// Counts from now on.
+    /// Restarts the count.
     pub fn restart(&mut self, session: &mut Session) {
         self.joules(session);
         (self.begun, self.joules) = (self.read, 0.0);
     }
 
-    /// Reads the counters, unless it did so a moment ago. Where the run is `expected` to take so many seconds, its energy is
-    /// predicted by the power until now.
+    /// Reads the counters, unless they were read a moment ago. If the run is `expected` to take a number of seconds,
+    /// its energy is predicted from the power until now.
     pub fn pass(&mut self, expected: Option<f64>, session: &mut Session) {
         if self.read.elapsed().as_secs_f64() < OFTEN {
             return;
@@ -104,7 +104,7 @@ impl Energy {
         self.predicted = predicted.or(self.predicted);
     }
 
-    /// Joules so far; nothing where nobody counts.
+    /// Joules so far; `None` without a counter.
     pub fn joules(&mut self, session: &mut Session) -> Option<f64> {
         self.read = Instant::now();
         let more = match &mut self.counters {
@@ -120,7 +120,7 @@ impl Energy {
         Some(self.joules)
     }
 
-    /// What was predicted last.
+    /// The last prediction.
     pub fn predicted(&self) -> Option<f64> {
         self.predicted
     }
@@ -167,7 +167,7 @@ mod tests {
         write("a:0", "energy_uj", "25500000\n");
         write("a:1", "energy_uj", "10000000\n");
         let joules: Option<f64> = found.iter_mut().map(Package::since).sum();
-        // The second went on from 90 to 100, and then from 0 to 10.
+        // The second counter went from 90 to 100, and then from 0 to 10.
         approx::assert_relative_eq!(joules.unwrap(), 20.5 + 20.0);
         fs::write(at.path().join("a:1/energy_uj"), "lost\n").unwrap();
         assert_eq!(found.iter_mut().map(Package::since).sum::<Option<f64>>(), None);

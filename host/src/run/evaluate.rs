@@ -1,4 +1,4 @@
-//! The loss on whole validation documents.
+//! Computes the loss on whole validation documents.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,38 +13,39 @@ use crate::data::validation::{Group, ValidationSet};
 use crate::device::DeviceError;
 use crate::ranks::{SharedPeers, peers};
 
-/// What an evaluation found.
+/// The result of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Score {
     /// Σ −ln p of all targets: nats.
     pub nats: f64,
-    /// Targets scored.
+    /// Number of scored targets.
     pub tokens: u64,
     /// Bytes of their text; 0 where unknown.
     pub bytes: u64,
-    /// Documents that they are of.
+    /// Number of scored documents.
     pub documents: u64,
-    /// Σ x², Σ x n and Σ n² over the documents, of which each has x nats and n targets.
+    /// Σ x², Σ x n and Σ n² over the documents, where a document has x nats and n targets.
     squares: [f64; 3],
-    /// The loss on each source of a mixture, nats a token; nothing of one source.
+    /// The loss on each source of a mixture, in nats a token; empty for a single source.
     pub by_source: BySource,
 }
 
 impl Score {
-    /// That of a mixture, of which each source has a share and a score: its loss is the mean of theirs by the shares, as the
-    /// training loss is, whatever the number of tokens of each. Bits are those of such a mixture too. The standard error is
-    /// that of a stratified sample, √Σ share² · error² (Cochran, Sampling Techniques, 5.3).
+    /// The score of a mixture in which each source has a share and a score: its loss is the mean of the sources' losses
+    /// weighted by their shares, like the training loss, whatever the number of each source's tokens. Its bits a byte
+    /// are those of such a mixture too. The standard error is that of a stratified sample, √Σ share² · error² (Cochran,
+    /// Sampling Techniques, 5.3).
     fn of_mixture(each: impl Iterator<Item = (f64, Score)> + Clone) -> Score {
         let sum = |f: &dyn Fn((f64, Score)) -> f64| each.clone().map(f).sum::<f64>();
         let (tokens, documents) = each.clone().fold((0, 0), |(t, d), (_, one)| (t + one.tokens, d + one.documents));
-        // A source of no share is scored beside the mixture.
+        // A source without a share is scored but does not count in the mixture.
         let of = |share: f64, value: f64| if share > 0.0 { share * value } else { 0.0 };
         let loss = sum(&|(share, one)| of(share, one.loss()));
         let known = each.clone().all(|(share, one)| share == 0.0 || one.bytes > 0);
         let bytes = sum(&|(share, one)| of(share, one.bytes as f64 / one.tokens as f64));
         let errors = sum(&|(share, one)| of(share, one.standard_error().unwrap_or(f64::NAN)).powi(2));
         let all = tokens as f64;
-        // As the sum of squares that gives this error.
+        // The sum of squares that results in this error.
         let factor = documents.max(2) as f64 / (documents.max(2) - 1) as f64;
         let squares = [errors * all * all / factor, 0.0, 0.0];
         let bytes = if known { (all * bytes).round() as u64 } else { 0 };
@@ -57,9 +58,9 @@ impl Score {
         self.nats / self.tokens as f64
     }
 
-    /// The standard error of [`Score::loss`], nats a token, over the choice of the documents: that of a ratio of two sums
-    /// over a random sample, √(k / (k − 1) · Σ (x − loss · n)²) / Σ n for k documents (Cochran, Sampling Techniques,
-    /// 6.3). Nothing where there is only one.
+    /// The standard error of [`Score::loss`], nats a token, over the choice of the documents: that of a ratio of two
+    /// sums over a random sample, √(k / (k − 1) · Σ (x − loss · n)²) / Σ n for k documents (Cochran, Sampling
+    /// Techniques, 6.3). `None` for a single document.
     pub fn standard_error(&self) -> Option<f64> {
         let (documents, loss) = (self.documents as f64, self.loss());
         let [xx, xn, nn] = self.squares;
@@ -69,25 +70,25 @@ impl Score {
             .then(|| (documents / (documents - 1.0) * residual).sqrt() / self.tokens as f64)
     }
 
-    /// The loss and, where it is known, its standard error, for people.
+    /// The loss and, where known, its standard error, for people.
     pub fn shown(&self) -> String {
         let error = self.standard_error().map(|error| format!(" ± {error:.4}"));
         format!("{:.4}{}", self.loss(), error.unwrap_or_default())
     }
 
-    /// Bits a byte of text, where the text is known and `tokenizer` restores it: with one that changes or merges words a
-    /// model has less to say than the text holds, and the number could not be compared.
+    /// Bits a byte of text, where the text is known and `tokenizer` restores it: with a tokenizer that changes or
+    /// merges words, a model predicts less than the whole text, and the number would not be comparable.
     pub fn bits_per_byte(&self, tokenizer: &dyn Tokenizer) -> Option<f64> {
         self.bits_a_byte(tokenizer.restores_bytes())
     }
 
-    /// The same of a tokenizer of which that is known.
+    /// Bits a byte of text, for a tokenizer that `restores` bytes or not.
     pub fn bits_a_byte(&self, restores: bool) -> Option<f64> {
         let known = self.bytes > 0 && restores;
         known.then(|| self.nats / std::f64::consts::LN_2 / self.bytes as f64)
     }
 
-    /// Both of them: of other documents.
+    /// The sum of both scores, of different documents.
     pub fn and(self, other: Score) -> Score {
         let squares = std::array::from_fn(|i| self.squares[i] + other.squares[i]);
         Score {
@@ -100,7 +101,7 @@ impl Score {
         }
     }
 
-    /// Adds a document of so many nats and targets.
+    /// Adds a document with these nats and targets.
     fn add(&mut self, (nats, targets): (f64, usize)) {
         if targets == 0 {
             return;
@@ -113,11 +114,11 @@ impl Score {
     }
 }
 
-/// Adds up the documents of a set, those of each source of a mixture by themselves.
+/// Adds the documents of a set, separately for each source of a mixture.
 struct Tally<'a> {
     groups: &'a [Group],
     each: [Score; MOST_SOURCES],
-    /// The source of the document under way, and how many documents have begun.
+    /// The source of the current document, and the number of documents begun.
     group: usize,
     begun: usize,
 }
@@ -130,7 +131,7 @@ impl<'a> Tally<'a> {
         Self { groups: set.groups(), each, group: 0, begun: 0 }
     }
 
-    /// Another document begins, or the last one ends: adds the one before, where there is one.
+    /// Begins another document, or ends the last one: adds the previous document, if there is one.
     fn add(&mut self, document: (f64, usize)) {
         let number = self.begun.saturating_sub(1);
         while self.groups.get(self.group).is_some_and(|group| number >= group.end) && self.group + 1 < self.groups.len()
@@ -149,12 +150,12 @@ impl<'a> Tally<'a> {
     }
 }
 
-/// Scores validation sets, in storage made beforehand. Several ranks take batches in turn and tell each other the losses,
-/// which are added up in the order of the documents: their number does not change the sum.
+/// Scores validation sets, with storage allocated beforehand. Several ranks take batches in turn and exchange the
+/// losses, which are added in the order of the documents: the number of ranks does not change the sum.
 pub struct Evaluator {
     rows: usize,
     length: usize,
-    /// Of a batch for each rank.
+    /// The tokens of a batch for each rank.
     tokens: Vec<u32>,
     targets: Vec<u32>,
     offsets: Vec<u32>,
@@ -168,7 +169,7 @@ impl Evaluator {
         Evaluator::of_ranks(rows, length, None)
     }
 
-    /// The same, shared with the ranks of `peers`.
+    /// An evaluator shared with the ranks of `peers`.
     pub fn of_ranks(rows: u32, length: u32, peers: Option<SharedPeers>) -> Evaluator {
         let (rows, length) = (rows as usize, length as usize);
         let ranks = peers.as_ref().map_or(1, |peers| peers.borrow().count() as usize);
@@ -177,8 +178,8 @@ impl Evaluator {
         Evaluator { rows, length, tokens: zeros(), targets: zeros(), offsets: zeros(), losses, peers }
     }
 
-    /// Scores every document of `set`, or gives nothing once `stop` is raised; several ranks score all of it whatever one of
-    /// them hears. Allocates nothing.
+    /// Scores every document of `set`; returns `None` if `stop` is raised. Several ranks score the whole set, even if
+    /// one of them sees a signal. Allocates nothing.
     ///
     /// # Errors
     /// A lost device.
@@ -192,7 +193,7 @@ impl Evaluator {
         self.score_until(session, set, &mut |_| {}, &|| alone && stop.load(Ordering::Relaxed))
     }
 
-    /// Scores every document of `set`; each one's nats and targets are shown to `visit`.
+    /// Scores every document of `set`; `visit` receives the nats and targets of each.
     ///
     /// # Errors
     /// A lost device.
@@ -288,7 +289,7 @@ mod tests {
         let [ea, eb] = [a, b].map(|one| one.standard_error().unwrap());
         near(both.standard_error().unwrap(), ((0.75 * ea).powi(2) + (0.25 * eb).powi(2)).sqrt());
         assert_eq!((both.tokens, both.documents), (28, 5));
-        // 3 and 2 bytes a token.
+        // 3 and 2 bytes for each token.
         assert_eq!(both.bytes, (28.0f64 * (0.75 * 3.0 + 0.25 * 2.0)).round() as u64);
         assert_eq!(Score::of_mixture([(1.0, a), (0.0, Score { bytes: 0, ..b })].into_iter()).bytes, 84);
         assert_eq!(Score::of_mixture([(0.5, of(&[(1.0, 2)], 3)), (0.5, b)].into_iter()).standard_error(), None);
@@ -316,7 +317,7 @@ mod tests {
         assert_eq!(one.standard_error(), None);
     }
 
-    /// Draws documents of random length and loss many times: the spread of the losses is what the standard error says.
+    /// Draws documents of random length and loss many times: the spread of the losses must match the standard error.
     #[test]
     fn the_standard_error_is_the_spread_over_samples() {
         let random = capful_core::random::Random::new(5, 0);
@@ -334,7 +335,7 @@ mod tests {
         let mean = scores.iter().map(Score::loss).sum::<f64>() / 400.0;
         let spread = (scores.iter().map(|s| (s.loss() - mean).powi(2)).sum::<f64>() / 399.0).sqrt();
         let said = scores.iter().map(|s| s.standard_error().unwrap()).sum::<f64>() / 400.0;
-        // The spread of 400 samples is itself known to 1 / √800 = 3.5 %.
+        // The spread of 400 samples itself has an error of 1 / √800 = 3.5 %.
         assert!((said / spread - 1.0).abs() < 0.12, "{said} {spread}");
     }
 }

@@ -1,5 +1,5 @@
-//! What a run knows of its evaluations: the lowest loss, how many came since, and the training loss beside them. It is part of where a run stands, so that a
-//! resumed run goes on with it.
+//! The state of a run's evaluations: the lowest loss, the number of evaluations since, and the training loss. It is
+//! part of the run's state in a checkpoint, so that a resumed run continues with it.
 
 use std::path::Path;
 
@@ -8,36 +8,37 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::{CheckpointError, io_at};
 use crate::{digest, disk, regular};
 
-/// The file in a checkpoint whose evaluation came after it: that at the end of a run, and one that a signal put off.
+/// The file in a checkpoint for an evaluation that came after the checkpoint: the one at the end of a run, and one that
+/// a signal delayed.
 pub const FILE_NAME: &str = "evaluations.json";
 
-/// What the evaluations so far have shown.
+/// The state of the evaluations so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluations {
-    /// The step of the last one that was due.
+    /// The step of the last scheduled evaluation.
     pub last: u64,
-    /// The lowest.
+    /// The evaluation with the lowest loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<Evaluation>,
-    /// Those since the lowest.
+    /// The number of evaluations since the lowest.
     pub since: u32,
-    /// The training losses since the last one that was due.
+    /// The training losses since the last scheduled evaluation.
     #[serde(default)]
     pub train: Sum,
-    /// Both losses of that one.
+    /// Both losses at that evaluation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Both>,
-    /// How many in a row, up to the last one, were higher than the one before while the training loss was lower.
+    /// The number of consecutive evaluations, up to the last one, whose loss rose while the training loss fell.
     #[serde(default)]
     pub rose: u32,
 }
 
-/// Losses of steps, added up in whole numbers: they are read back as they were.
+/// A sum of step losses in whole numbers: it is read back unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sum {
     /// Millionths of a nat.
     pub micronats: u64,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
 }
 
@@ -46,11 +47,12 @@ pub struct Sum {
 pub struct Both {
     /// Nats a token.
     pub val_loss: f64,
-    /// The same.
+    /// Nats a token.
     pub train_loss: f64,
 }
 
-/// After so many evaluations in a row people are told that the validation loss rises while the training loss falls.
+/// After this number of consecutive evaluations a warning says that the validation loss rises while the training loss
+/// falls.
 pub const ROSE: u32 = 3;
 
 /// An evaluation.
@@ -58,11 +60,11 @@ pub const ROSE: u32 = 3;
 pub struct Evaluation {
     /// Steps done.
     pub step: u64,
-    /// Nats a token, in the decimals that are written down.
+    /// Nats a token, rounded to the decimals of the file.
     pub val_loss: f64,
 }
 
-/// The file: evaluations and the digest of their JSON.
+/// The file's content: evaluations and the digest of their JSON.
 #[derive(Serialize, Deserialize)]
 struct File {
     #[serde(flatten)]
@@ -70,13 +72,13 @@ struct File {
     xxh3: String,
 }
 
-/// A loss in the decimals that it is written with: it is compared as it is read again.
+/// A loss rounded to the decimals of the file: losses are compared as they are read back.
 pub(super) fn written(loss: f64) -> f64 {
     (loss * 1e6).round() / 1e6
 }
 
 impl Evaluations {
-    /// Adds the training loss of a step; one that is not finite does not count.
+    /// Adds the training loss of a step; a loss that is not finite does not count.
     pub fn train(&mut self, loss: f64) {
         if loss.is_finite() {
             self.train.micronats = self.train.micronats.saturating_add((loss * 1e6).round() as u64);
@@ -84,13 +86,14 @@ impl Evaluations {
         }
     }
 
-    /// The mean training loss since the last evaluation that was due.
+    /// The mean training loss since the last scheduled evaluation.
     pub fn train_loss(&self) -> Option<f64> {
         let Sum { micronats, steps } = self.train;
         (steps > 0).then(|| written(micronats as f64 / 1e6 / steps as f64))
     }
 
-    /// Counts the evaluation after `step` steps, which is `due` then; one at the end of a run that is not can be the lowest.
+    /// Counts the evaluation after `step` steps, which is scheduled if `due`; one at the end of a run that is not
+    /// scheduled can still be the lowest.
     pub fn add(&mut self, step: u64, val_loss: f64, due: bool) {
         let again = due && self.last == step || self.best.is_some_and(|best| best.step == step);
         if due {
@@ -114,12 +117,12 @@ impl Evaluations {
         }
     }
 
-    /// Whether `patience` is over; 0 has no end.
+    /// Whether `patience` is exhausted; 0 means unlimited patience.
     pub fn exhaust(&self, patience: u32) -> bool {
         patience > 0 && self.since >= patience
     }
 
-    /// The ones of a checkpoint that an evaluation came after; nothing of others.
+    /// Reads the state of a checkpoint with a later evaluation; `None` for other checkpoints.
     ///
     /// # Errors
     /// A file that cannot be read or is damaged.
@@ -142,10 +145,10 @@ impl Evaluations {
         }
     }
 
-    /// Writes them into a checkpoint that is there.
+    /// Writes the state into an existing checkpoint.
     ///
     /// # Errors
-    /// The file system; what was there stays.
+    /// The file system; the old file stays.
     pub(super) fn keep(&self, checkpoint: &Path) -> Result<(), CheckpointError> {
         let path = checkpoint.join(FILE_NAME);
         let text = digest::of_json(self)
@@ -172,11 +175,11 @@ mod tests {
         let best = |step, val_loss| Some(Evaluation { step, val_loss });
         let three = [(10, 3.0, true), (20, 2.5, true), (30, 2.499_999_6, true)];
         assert_eq!(of(&three), Evaluations { last: 30, best: best(20, 2.5), since: 1, ..Evaluations::default() });
-        // The same step again, as after the end of a run, is the same evaluation.
+        // An evaluation of the same step, as after the end of a run, is the same evaluation.
         assert_eq!(of(&[three, three].concat()[..4]).since, 2, "another step");
         assert_eq!(of(&[&three[..], &three[2..]].concat()), of(&three));
         assert_eq!(of(&[&three[..2], &three[1..2]].concat()).since, 0);
-        // What is not due can be the lowest, and else is not counted.
+        // An evaluation that is not scheduled can be the lowest, and otherwise does not count.
         assert_eq!(of(&[&three[..], &[(33, 2.6, false)]].concat()), of(&three));
         assert_eq!(
             of(&[&three[..], &[(33, 2.4, false)]].concat()),
@@ -189,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_gap_opens_where_validation_rises_and_training_falls_several_times_in_a_row() {
-        // Training losses of the steps before each evaluation, and its loss.
+        // Training losses of the steps before each evaluation, and the evaluation's loss.
         let rose = |all: &[(&[f64], f64)]| {
             let mut evaluations = Evaluations::default();
             let mut rose = Vec::new();
@@ -210,7 +213,7 @@ mod tests {
         let mut evaluations = Evaluations::default();
         [2.0, f64::INFINITY, 3.000_001].iter().for_each(|loss| evaluations.train(*loss));
         assert_eq!(evaluations.train_loss(), Some(2.500_001));
-        // One that is not due leaves them as they are.
+        // An evaluation that is not scheduled does not change them.
         evaluations.add(3, 1.0, false);
         assert_eq!((evaluations.train_loss(), evaluations.before), (Some(2.500_001), None));
         evaluations.add(4, 1.5, true);

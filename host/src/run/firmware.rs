@@ -1,4 +1,4 @@
-//! The image for a chip of a run's last checkpoint, and a Rust file of the image's sizes.
+//! Writes the image of a run's last checkpoint.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::format::firmware::{Model, Sizes, described, none, positions, tables};
 use crate::plan::Sections;
 use crate::regular;
 
-/// Weights, their scales and tables of a model as a chip has them, and where they are now.
+/// The weights, scales and tables of a model in the layout of the chip, with their places in the image.
 fn places(description: &impl Described) -> Result<(Vec<Entry>, u64), DeviceError> {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
@@ -28,14 +28,14 @@ fn places(description: &impl Described) -> Result<(Vec<Entry>, u64), DeviceError
     Ok((entries, bytes))
 }
 
-/// Fills the bytes of an entry's layer.
+/// Fills the bytes of one layer of an entry.
 pub type Read<'a> = dyn FnMut(&Entry, u32, &mut [u8]) -> Result<(), DeviceError> + 'a;
 
-/// The image of `description`, whose weights, scales and tables `read` gives: called with every such entry, its layer and the
-/// bytes to fill.
+/// The image of `description`; `read` provides the weights, scales and tables: it is called with every such entry, its
+/// layer and the bytes to fill.
 ///
 /// # Errors
-/// Those of `read`; a model that no image holds.
+/// Errors of `read`; a model that no image can contain.
 pub fn image<D: Described>(description: &D, vocabulary: &[u8], read: &mut Read<'_>) -> Result<Vec<u8>, DeviceError> {
     let (entries, weights) = places(description)?;
     let lengths = [(D::WORDS * 4) as u64, weights, vocabulary.len() as u64];
@@ -64,7 +64,7 @@ pub fn image<D: Described>(description: &D, vocabulary: &[u8], read: &mut Read<'
     Ok(image)
 }
 
-/// What was exported.
+/// The result of an export.
 #[derive(Debug, Clone)]
 pub struct Exported {
     /// The checkpoint.
@@ -75,12 +75,14 @@ pub struct Exported {
     pub files: Vec<(PathBuf, u64)>,
 }
 
-/// Writes the image of these weights of the run in `dir` to `out`, and its sizes as Rust constants beside it, under the same name with
-/// `.rs`. Neither may be there. Matrices and tables become `weights`, where that is integers. The sizes are those of
-/// `context` positions: see [`positions`]. Without `tokenizer` it takes and gives ids.
+/// Writes the image of these weights of the run in `dir` to `out`, and its sizes as Rust constants next to it, under
+/// the same name with `.rs`. Neither file may exist. Matrices and tables are converted to `weights`, if that is an
+/// integer type. The sizes are for `context` positions: see [`positions`]. Without `tokenizer` its input and output are
+/// ids.
 ///
 /// # Errors
-/// No run, no complete checkpoint, a tokenizer that a chip does not have, weights that the family does not have, the file system.
+/// No run, no complete checkpoint, a tokenizer that a chip does not support, weights that the family does not support,
+/// the file system.
 pub fn export(
     (dir, of): (&Path, Weights),
     out: &Path,
@@ -104,7 +106,7 @@ pub fn export(
         return Err(DeviceError::Refused(what));
     }
     let image_place = Place::new(out)?;
-    // Constants without an image are of an export that was killed between the two.
+    // Constants without an image are from an export that was killed between the two.
     if regular::read_to_string(&constants).is_ok_and(|text| text.starts_with(&first_line(out))) {
         fs::remove_file(&constants).map_err(|e| ExportError::create(&constants, &e))?;
     }
@@ -172,7 +174,7 @@ fn constants_of(out: &Path, image: &[u8], sizes: &Sizes, [ids, context]: [u32; 2
     )
 }
 
-/// Writes what lies in memory to `place`, and syncs it.
+/// Writes bytes from memory to `place`, and syncs the file.
 fn put(place: &Place, bytes: &[u8]) -> Result<(), ExportError> {
     let mut file = Written::create(place.temporary())?;
     file.write(bytes)?;

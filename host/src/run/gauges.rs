@@ -1,4 +1,4 @@
-//! Numbers worth watching, read from what a step leaves: firing rates, gate openings, the expected reward.
+//! Numbers worth watching, read from a step's results: firing rates, gate openings, the expected reward.
 
 use capful_core::memory::{Dtype, Region};
 use capful_core::model::{GAUGES, Gauge, Measure};
@@ -9,7 +9,7 @@ use crate::device::{DeviceError, Storage};
 /// Each gauge's name and value.
 pub type Readings = heapless::Vec<(&'static str, f64), GAUGES>;
 
-/// Reads gauges through storage made beforehand.
+/// Reads gauges, with storage allocated beforehand.
 #[derive(Debug)]
 pub struct Gauges {
     gauges: Vec<Gauge>,
@@ -21,7 +21,7 @@ pub struct Gauges {
 const PIECE: usize = 16 << 10;
 
 impl Gauges {
-    /// For these gauges.
+    /// A reader of these gauges.
     pub fn new(gauges: Vec<Gauge>) -> Gauges {
         let longest = |pick: fn(&Measure) -> u64| gauges.iter().map(|g| pick(&g.measure)).max().unwrap_or(0) as usize;
         let signals = longest(|m| if let Measure::Gate { signals, .. } = m { signals.elements() } else { 0 });
@@ -29,7 +29,7 @@ impl Gauges {
         Gauges { words: vec![0; PIECE], more: [vec![0.0; signals], vec![0.0; dims], vec![0.0; dims]], gauges }
     }
 
-    /// All of them. Allocates nothing.
+    /// Reads all gauges. Allocates nothing.
     ///
     /// # Errors
     /// A lost device.
@@ -61,14 +61,14 @@ impl Gauges {
                     sum / (weight.len() * streams).max(1) as f64
                 }
             };
-            // As many as there is room for: the family promises no more.
+            // As many as the list has room for: the family guarantees that this suffices.
             let _ = readings.push((name, value));
         }
         Ok(readings)
     }
 }
 
-/// Shows every element of a region, piece by piece.
+/// Passes every element of a region to a function, piece by piece.
 fn each(
     device: &mut dyn Storage,
     region: Region,

@@ -1,4 +1,4 @@
-//! Token by token from a trained model.
+//! Generates token by token from a trained model.
 
 use std::ops::ControlFlow;
 
@@ -11,33 +11,33 @@ use super::session::{After, Choosing};
 use crate::device::DeviceError;
 use crate::plan::Programs;
 
-/// Continues a sequence, in storage made beforehand.
+/// Continues a sequence, with storage allocated beforehand.
 #[derive(Debug)]
 pub struct Generator {
-    /// Everything fed so far; its length is the next position.
+    /// All tokens fed so far; their number is the next position.
     history: Vec<u32>,
     context: usize,
     order: Vec<u32>,
     random: Random,
-    /// Numbers drawn so far.
+    /// Number of random numbers drawn so far.
     drawn: u64,
 }
 
 /// Why generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// This token came, which is an end.
+    /// This token, an end token, was generated.
     Eos(u32),
-    /// Whoever was shown the last token had enough.
+    /// The receiver of the tokens stopped the generation.
     Enough,
-    /// As many tokens as asked for.
+    /// The requested number of tokens was generated.
     MaxTokens,
     /// The context is full.
     Context,
 }
 
 impl Generator {
-    /// A generator over `context` positions, with the choices that `seed` makes.
+    /// A generator with `context` positions; its random choices follow `seed`.
     pub fn new(context: u32, vocab_size: u32, seed: u64) -> Generator {
         Generator {
             history: Vec::with_capacity(context as usize),
@@ -48,40 +48,39 @@ impl Generator {
         }
     }
 
-    /// Forgets everything fed behind the first `count` tokens, or where a model cannot forget the last ones alone,
-    /// everything.
+    /// Drops all tokens fed after the first `count`; if the model cannot drop only the last tokens, drops all.
     pub fn keep(&mut self, session: &Session, count: usize) {
         if count < self.history.len() {
             self.history.truncate(if session.remembers_by_position() { count } else { 0 });
         }
     }
 
-    /// Forgets everything fed.
+    /// Drops all tokens fed.
     pub fn clear(&mut self) {
         self.history.clear();
     }
 
-    /// Makes the choices of `seed` from here on.
+    /// Restarts the random choices with `seed`.
     pub fn reseed(&mut self, seed: u64) {
         (self.random, self.drawn) = (Random::new(seed, stream("sample")), 0);
     }
 
-    /// How much was fed.
+    /// Number of tokens fed.
     pub fn position(&self) -> usize {
         self.history.len()
     }
 
-    /// Positions left.
+    /// Number of positions left.
     pub fn room(&self) -> usize {
         self.context - self.history.len()
     }
 
-    /// Feeds `prompt`, then chooses up to `max_tokens` tokens, each shown to `visit`, until one of `ends`, which is not
-    /// shown, or until `visit` breaks.
-    /// `limit` is how many ids the tokenizer knows: rows of the model beyond it are never chosen. Allocates nothing.
+    /// Feeds `prompt`, then chooses up to `max_tokens` tokens and passes each to `visit`, until one of `ends` (which is
+    /// not passed on) or until `visit` breaks. `limit` is the number of ids of the tokenizer: rows of the model beyond
+    /// it are never chosen. Allocates nothing.
     ///
     /// # Errors
-    /// A prompt longer than the room left, or empty at the beginning; a lost device.
+    /// A prompt longer than the remaining positions, or an empty prompt at the beginning; a lost device.
     #[allow(clippy::too_many_arguments, reason = "each is one of the command's flags")]
     pub fn run(
         &mut self,
@@ -125,7 +124,8 @@ impl Generator {
         self.end(session, next, max_tokens)
     }
 
-    /// How `sampler` chooses where the logits are. The CPU's sampler is as near to them, and remembers what it has sorted.
+    /// How `sampler` chooses on the device where the logits are. On a CPU the host's sampler is as close to the logits,
+    /// and reuses its sorted order.
     fn there(&self, sampler: &Sampler, turn: usize) -> Option<Choosing> {
         if sampler.is_greedy() {
             return Some(Choosing::MostLikely);
@@ -133,8 +133,8 @@ impl Generator {
         Sample::settings(sampler, &self.random).filter(|_| turn > 1).map(Choosing::Drawn)
     }
 
-    /// As [`Generator::run`] behind its prompt, whose last token is `next`, for tokens that are chosen where the logits are,
-    /// so many a turn.
+    /// As [`Generator::run`] after its prompt, with the last token `next`, for tokens that are chosen on the device,
+    /// `turn` tokens at a time.
     #[allow(clippy::too_many_arguments, reason = "as of what it is a part of")]
     fn choose(
         &mut self,
@@ -159,7 +159,7 @@ impl Generator {
         };
         let mut waiting = queue(session)?;
         while let Some((ticket, tokens)) = waiting {
-            // A turn of one token is over when it is queued.
+            // A launch of one token is finished when it is queued.
             let ahead = if turn > 1 { queue(session)? } else { None };
             let chosen = session.chosen(ticket)?;
             for _ in 0..tokens {
@@ -171,7 +171,8 @@ impl Generator {
                 }
                 self.drawn += u64::from(how != Choosing::MostLikely);
                 if let Some(end) = ended(next, ends, visit) {
-                    // A turn may have gone beyond it. What comes next writes over that, or is fed from the beginning.
+                    // A launch may have gone past the end token. Later tokens overwrite its state, or everything is fed
+                    // again from the beginning.
                     if turn > 1 && !session.remembers_by_position() {
                         self.clear();
                     }
@@ -183,7 +184,7 @@ impl Generator {
         if count < max_tokens { Ok(End::Context) } else { self.end(session, next, max_tokens) }
     }
 
-    /// After as many tokens as asked for, the last of which belongs to what a next call continues.
+    /// Ends after the requested number of tokens; the last token belongs to the sequence that the next call continues.
     fn end(&mut self, session: &mut Session, last: u32, max_tokens: usize) -> Result<End, DeviceError> {
         if self.room() > 0 && max_tokens > 0 {
             self.feed(session, last)?;
@@ -199,7 +200,7 @@ impl Generator {
     }
 }
 
-/// Whether a text is over with the token `id`, which is shown where it is no end by itself.
+/// Whether the text ends with the token `id`, which is passed to `visit` unless it is an end token.
 fn ended(id: u32, ends: &[u32], visit: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Option<End> {
     if ends.contains(&id) {
         return Some(End::Eos(id));

@@ -1,4 +1,4 @@
-//! What a run's model says of how it generates: in the run's directory, where it came with a model from elsewhere.
+//! The model's settings for generation, stored in the run's directory where the model came from another program.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use crate::disk;
 use crate::format::hugging_face::Generation;
 use crate::format::hugging_face::generation::FILE_NAME;
 
-/// That of the run in `dir`; of one that is about to begin there with `config`, that of the model that it begins from, whose
-/// documents end with `eos`.
+/// The settings of the run in `dir`; for a run that is about to start there with `config`, those of the model that it
+/// starts from, whose documents end with `eos`.
 ///
 /// # Errors
-/// A file that cannot be read or says what cannot be.
+/// A file that cannot be read or has impossible values.
 pub fn of_run(dir: &Path, config: &Config, eos: Option<u32>) -> Result<Generation, ConfigError> {
     match &config.init_from {
         Some(from) if !directory::holds_run(dir) => {
@@ -23,7 +23,7 @@ pub fn of_run(dir: &Path, config: &Config, eos: Option<u32>) -> Result<Generatio
     }
 }
 
-/// That of the run in `dir`; where it says nothing, of any model.
+/// The settings of the run in `dir`, or the defaults where it has none.
 ///
 /// # Errors
 /// As [`of_run`].
@@ -31,7 +31,7 @@ pub fn of_dir(dir: &Path) -> Result<Generation, ConfigError> {
     Ok(Generation::read(dir).map_err(ConfigError)?.unwrap_or_default())
 }
 
-/// Keeps it in the run's directory `dir`, where it says anything.
+/// Stores the settings in the run's directory `dir`, if there are any.
 ///
 /// # Errors
 /// The file system.

@@ -1,5 +1,5 @@
-//! Where a run's model came from, and what changed while it was trained: what a model card says of it, beside the
-//! configuration that the run has now. Runs of earlier versions have no such file.
+//! Where a run's model came from, and what was changed during its training: the information of a model card in addition
+//! to the run's current configuration. Runs of earlier versions have no such file.
 
 use std::fs;
 use std::path::{Component, Path};
@@ -14,10 +14,10 @@ use crate::{digest, disk, regular};
 /// The file in a run's directory.
 pub const FILE_NAME: &str = "history.json";
 
-/// What is known of how a run's model came to be.
+/// The known history of a run's model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct History {
-    /// The models that it was made of, the nearest first.
+    /// The models that it was made from, the nearest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub from: Vec<Ancestor>,
     /// What was changed when it went on, in order.
@@ -25,7 +25,7 @@ pub struct History {
     pub changes: Vec<Change>,
 }
 
-/// The file: a history and the digest of its JSON.
+/// The file's content: a history and the digest of its JSON.
 #[derive(Serialize, Deserialize)]
 struct File {
     #[serde(flatten)]
@@ -38,14 +38,14 @@ struct File {
 pub struct Change {
     /// Steps done by then.
     pub step: u64,
-    /// The key.
+    /// The configuration key.
     pub key: String,
-    /// Its value before and after.
+    /// The key's value before and after.
     pub values: [String; 2],
 }
 
 impl History {
-    /// That of the run in `dir`. Of one without a file what its configuration says.
+    /// The history of the run in `dir`. For a run without the file, the history is derived from its configuration.
     ///
     /// # Errors
     /// A file that is damaged.
@@ -68,16 +68,16 @@ impl History {
         }
     }
 
-    /// That of a model that is imported from `dir`.
+    /// The history of a model that is imported from `dir`.
     pub fn imported(dir: &Path) -> History {
         let source = Ancestor { name: name_of(dir), elsewhere: true, imported: true };
         History { from: vec![source], changes: Vec::new() }
     }
 
-    /// That of the run of `config` in `dir`, which begins.
+    /// The history of the run of `config` in `dir`, which is starting.
     pub(super) fn begun(config: &Config, dir: &Path) -> History {
         let Some(from) = config.init_from.as_ref().map(Path::new) else {
-            // What was imported by an earlier version is from a place that nobody knows.
+            // A model imported by an earlier version has an unknown source.
             let imported = config.preset == IMPORTED;
             let unknown = Ancestor { name: String::new(), elsewhere: true, imported: true };
             return History { from: imported.then_some(unknown).into_iter().collect(), changes: Vec::new() };
@@ -92,24 +92,24 @@ impl History {
         History { from: [vec![source], before.from].concat(), changes: Vec::new() }
     }
 
-    /// The model that this one is a version of, where it is one of another's.
+    /// The model that this one is derived from, if there is one.
     pub fn base(&self) -> Option<&Ancestor> {
         let mut known = self.from.iter().filter(|source| !source.name.is_empty());
         known.clone().find(|source| source.elsewhere).or(known.next())
     }
 
-    /// Adds what `after` has otherwise than `before`, as far as it changes what the run in `dir` learns.
+    /// Adds the differences between `before` and `after`, as far as they change what the run in `dir` learns.
     pub(super) fn add(&mut self, dir: &Path, before: &Config, after: &Config) {
         let table = |config: &Config| toml::Table::try_from(config).unwrap_or_default();
         let (old, new) = (table(before), table(after));
-        // As many steps more at a constant rate are what so many at once would have been.
+        // Steps added at a constant rate have the effect of that many steps from the start.
         let constant = after.schedule == LrSchedule::Constant && after.steps >= before.steps;
         let step = checkpoint::complete(dir).ok().and_then(|all| checkpoint::read_state(all.last()?).ok());
         let step = step.map_or(0, |state| state.step);
         let is_neutral = |key: &str| RUN_KEYS.iter().any(|known| known.name == key && known.is_neutral());
-        // So is a decay that lies ahead either way.
+        // The same holds for a decay that is still ahead in both configurations.
         let ahead = after.decays_ahead(before, step);
-        // Its time decides them.
+        // The time limit determines these keys.
         let timed = after.time.is_some();
         let neutral = |key: &str| {
             is_neutral(key) || key == "steps" && (constant || ahead || timed) || key.starts_with("decay") && ahead
@@ -121,7 +121,7 @@ impl History {
             };
             let values = [shown(old.get(key)), shown(new.get(key))];
             let change = Change { step, key: key.clone(), values };
-            // Written before the configuration: whoever was stopped between the two says it again.
+            // Written before the configuration: after an interruption between the two, the change is recorded again.
             if !self.changes.contains(&change) {
                 self.changes.push(change);
             }
@@ -132,10 +132,10 @@ impl History {
         serde_json::to_string_pretty(&File { history: self.clone(), xxh3: digest::of_json(self)? })
     }
 
-    /// Writes it into the run's directory `dir`, where it says anything.
+    /// Writes the history into the run's directory `dir`, where it is not empty.
     ///
     /// # Errors
-    /// The file system; the one before stays.
+    /// The file system; the old history stays.
     pub(super) fn keep(&self, dir: &Path) -> Result<(), ConfigError> {
         if *self == History::default() {
             return Ok(());
@@ -147,7 +147,7 @@ impl History {
     }
 }
 
-/// What a model in `dir` is called.
+/// The name of a model in `dir`.
 fn name_of(dir: &Path) -> String {
     // The Hub's cache: models--OWNER--NAME/snapshots/…
     let names = dir.components().filter_map(|part| match part {
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(changed(&wsd(30, 0.1), &wsd(50, 0.5)), none);
         assert_eq!(changed(&wsd(30, 0.1), &wsd(20, 0.1)), none);
         assert!(changed("", "device = 'cuda'").contains(&"device cpu cuda".to_owned()));
-        // It is read as it was written; of a run without a file there is what its configuration says.
+        // The history is read as it was written; for a run without a file it is derived from its configuration.
         let mut history = History::imported(Path::new("models/x"));
         history.changes.push(Change { step: 3, key: "steps".to_owned(), values: ["1".to_owned(), "2".to_owned()] });
         history.keep(dir.path()).unwrap();

@@ -1,4 +1,4 @@
-//! A model of `transformers` as a run: its tensors as they are, in a checkpoint of step 0.
+//! Imports a model of `transformers` as a run: its tensors unchanged, in a checkpoint of step 0.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub fn parameters(family: &AnyFamily) -> Vec<Entry> {
     }
 }
 
-/// A model that is copied, and has no name in its run yet: what was begun is removed when this is dropped.
+/// A model that was copied but has no final name in its run yet: dropping this removes the copy.
 #[derive(Debug)]
 pub struct Copied {
     /// Bytes of the weights.
@@ -42,10 +42,10 @@ pub struct Copied {
 }
 
 impl Copied {
-    /// Makes it the checkpoint of its run.
+    /// Makes the copy the checkpoint of its run.
     ///
     /// # Errors
-    /// The file system; then it is removed.
+    /// The file system; then the copy is removed.
     pub fn keep(self) -> Result<(), CheckpointError> {
         fs::rename(&self.temporary, &self.last).map_err(io_at(&self.last))?;
         let dir = self.last.parent().unwrap_or(Path::new("."));
@@ -55,7 +55,7 @@ impl Copied {
 
 impl Drop for Copied {
     fn drop(&mut self) {
-        // It has its name by now, or is not wanted.
+        // The copy has its final name by now, or is not wanted.
         let _ = fs::remove_dir_all(&self.temporary);
     }
 }
@@ -63,7 +63,7 @@ impl Drop for Copied {
 /// Copies the model of `origin` into the run's directory `dir`; `config` is its config.json.
 ///
 /// # Errors
-/// Weights that are missing, damaged or of another model, the file system, or that `stop` was raised; what was begun is
+/// Weights that are missing, damaged or of another model, the file system, or a raised `stop`; the partial copy is
 /// removed.
 pub fn import(
     origin: &Origin,
@@ -88,7 +88,7 @@ pub fn import(
     Ok(copied)
 }
 
-/// Whether the run in `dir` is an import that was stopped before it had its weights.
+/// Whether the run in `dir` is an import that was interrupted before its weights were complete.
 pub fn unfinished(dir: &Path) -> bool {
     let imported = |config: Config| config.preset == IMPORTED && config.init_from.is_none();
     directory::read_config(dir).is_ok_and(imported) && checkpoint::complete(dir).is_ok_and(|there| there.is_empty())

@@ -1,4 +1,4 @@
-//! What a run takes on this machine, by some seconds of its steps, an evaluation and a write to its disk.
+//! Measures the times of a run on this machine: some seconds of its steps, an evaluation and a write to its disk.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -18,33 +18,33 @@ use crate::device::DeviceError;
 use crate::plan::Laid;
 use capful_base::words::{counted, duration, grouped};
 
-/// Seconds that steps are run for, over all stages.
+/// Seconds of measured steps, over all stages together.
 const SECONDS: f64 = 10.0;
-/// Bytes that are written to time the disk, at most.
+/// The most bytes that are written to time the disk.
 const PROBE: u64 = 256 << 20;
 
 /// Seconds of the parts of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
-    /// Of a step of each stage.
+    /// Seconds of a step in each stage.
     pub step: Vec<f64>,
-    /// Of an evaluation of `eval_tokens` tokens.
+    /// Seconds of an evaluation with `eval_tokens` tokens.
     pub evaluation: f64,
-    /// Of a save.
+    /// Seconds of a save.
     pub save: f64,
-    /// Of the run: its steps, evaluations and saves.
+    /// Seconds of the whole run: its steps, evaluations and saves.
     pub run: f64,
-    /// Joules of the run, by the power of its steps, where somebody counts them.
+    /// Joules of the run, from the power of its steps, where there is a counter.
     pub joules: Option<f64>,
-    /// Evaluations and saves of the run, but for those by the clock.
+    /// Number of evaluations and saves of the run, except for saves by time.
     pub evaluations: u64,
     /// See [`Measured::evaluations`].
     pub saves: u64,
 }
 
 impl Measured {
-    /// Measures the run of `config`, whose stages are planned and laid out one by one as `stages` gives them. Checkpoints
-    /// are of `save_bytes` bytes; their disk is that of the directory `dir`.
+    /// Measures the run of `config`; `stages` gives the plans and layouts of its stages one by one. Checkpoints have
+    /// `save_bytes` bytes and are on the disk of the directory `dir`.
     ///
     /// # Errors
     /// A refused memory, a lost device.
@@ -81,14 +81,14 @@ impl Measured {
         let steps: f64 = counts().zip(&step).map(|(count, each)| count as f64 * each).sum();
         let run = steps + evaluations as f64 * evaluation + saves as f64 * save;
         let joules: Option<f64> = counts().zip(joules_a_step).map(|(count, each)| Some(count as f64 * each?)).sum();
-        // The rest draws less, and is short.
+        // The other parts use less power, and are short.
         let joules = joules.filter(|_| config.steps > 0).map(|joules| joules * run / steps);
         Ok(Measured { step, evaluation, save, run, joules, evaluations, saves })
     }
 }
 
 impl Measured {
-    /// What the run of `config` takes, in a line or two.
+    /// The times of the run of `config`, in a line or two.
     pub fn line(&self, config: &Config) -> String {
         let Measured { step, evaluation, save, run, joules, evaluations, saves } = self;
         let shown =
@@ -117,13 +117,13 @@ impl Measured {
     }
 }
 
-/// Seconds of an evaluation of all tokens that one of `config` has at most.
+/// Seconds of an evaluation with the most tokens of an evaluation of `config`.
 fn evaluation_of(session: &mut Session, config: &Config) -> Result<f64, DeviceError> {
     let tokens = session.evaluation_stage()?.tokens();
     let zeros = vec![0; tokens as usize];
     let mut losses = vec![0.0; tokens as usize];
     let mut seconds = 0.0;
-    // The first is not as fast as others.
+    // The first one is slower than later ones.
     for _ in 0..3 {
         let begun = Instant::now();
         session.evaluate(Rows::of(&zeros))?;
@@ -133,7 +133,7 @@ fn evaluation_of(session: &mut Session, config: &Config) -> Result<f64, DeviceEr
     Ok(seconds * config.eval_tokens.div_ceil(tokens.into()) as f64)
 }
 
-/// Seconds that it takes to write so many bytes to the disk of `dir`, which keeps none of them.
+/// Seconds to write this number of bytes to the disk of `dir`; the bytes are removed again.
 fn seconds_to_write(dir: &Path, bytes: u64) -> std::io::Result<f64> {
     let piece = vec![0x5a; 1 << 20];
     let path = dir.join(format!(".measure-{}", std::process::id()));

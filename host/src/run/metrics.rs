@@ -1,6 +1,6 @@
-//! What a run writes down on the way: lines of JSON in metrics.jsonl and events for TensorBoard.
+//! The logs of a run: lines of JSON in metrics.jsonl and events for TensorBoard.
 //!
-//! The thread that trains writes them itself, from buffers on its stack: nothing is allocated.
+//! The training thread writes them itself, from buffers on its stack: nothing is allocated.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -21,7 +21,7 @@ use crate::{disk, regular};
 pub struct StepMetrics {
     /// Steps done.
     pub step: u64,
-    /// The stage of the curriculum that the step was of, counted from 1.
+    /// The step's stage in the curriculum, counted from 1.
     pub stage: usize,
     /// Training loss, nats a token.
     pub loss: f64,
@@ -29,15 +29,15 @@ pub struct StepMetrics {
     pub lr: f64,
     /// Global norm of the gradient before the clip.
     pub norm: f64,
-    /// Steps so far that changed nothing, because their loss or norm was not finite.
+    /// Number of steps so far that changed nothing, because their loss or norm was not finite.
     pub skipped: u64,
-    /// Tokens trained on.
+    /// Tokens trained on so far.
     pub tokens: u64,
     /// The shares of the sources of a mixture among those tokens.
     pub drawn: BySource,
-    /// Since the last logged step.
+    /// The speed since the last logged step.
     pub speed: Speed,
-    /// What the family has to watch.
+    /// The family's gauges.
     pub gauges: Readings,
 }
 
@@ -48,29 +48,29 @@ pub struct EvalMetrics {
     pub step: u64,
     /// Nats a token.
     pub val_loss: f64,
-    /// Its standard error over the documents, where there are several.
+    /// Its standard error over the documents, if there are several.
     pub val_loss_se: Option<f64>,
     /// Targets scored.
     pub val_tokens: u64,
-    /// Bits a byte of text, where tokens restore it.
+    /// Bits a byte of text, if tokens restore it.
     pub val_bits_per_byte: Option<f64>,
     /// The losses on the sources of a mixture.
     pub val_by_source: BySource,
-    /// The loss of the averages of the weights, where there are any.
+    /// The loss of the averages of the weights, if there are any.
     pub val_loss_averaged: Option<f64>,
-    /// The mean training loss since the last evaluation that was due, where there are such.
+    /// The mean training loss since the last scheduled evaluation, if there is one.
     pub train_loss: Option<f64>,
-    /// How many evaluations in a row were higher than the one before while the training loss was lower.
+    /// The number of consecutive evaluations whose loss rose while the training loss fell.
     pub rose: u32,
-    /// Where the run will end, in bits a byte, where that can be told.
+    /// The predicted final loss of the run, in bits a byte, where it can be predicted.
     pub expected_end: Option<Expected>,
 }
 
 impl EvalMetrics {
-    /// The same of the averages of the weights, where there are any.
+    /// The same metrics for the averages of the weights, if there are any.
     pub fn of_averages(self) -> Option<EvalMetrics> {
         let val_loss = self.val_loss_averaged?;
-        // Both are of the same tokens and bytes.
+        // Both losses have the same tokens and bytes.
         let val_bits_per_byte = self.val_bits_per_byte.map(|bits| bits * (val_loss / self.val_loss));
         let val_by_source = BySource::NONE;
         Some(EvalMetrics { val_loss, val_loss_se: None, val_bits_per_byte, val_by_source, expected_end: None, ..self })
@@ -82,15 +82,15 @@ impl EvalMetrics {
     }
 }
 
-/// A line that fits its buffer whatever the numbers.
+/// A line; it fits its buffer for all numbers.
 type Line = heapless::String<1152>;
 
-/// A number of so many decimals; one that is not finite is no JSON.
+/// A number with this many decimals; a number that is not finite has no JSON form and becomes null.
 fn number(line: &mut Line, value: f64, decimals: usize) {
     let _ = if value.is_finite() { write!(line, "{value:.decimals$}") } else { line.write_str("null") };
 }
 
-/// A number of each source of a mixture, in the order of the configuration; nothing of one source.
+/// A number for each source of a mixture, in the order of the configuration; nothing for a single source.
 fn numbers(line: &mut Line, name: &str, values: BySource, decimals: usize) {
     for (i, value) in values.iter().enumerate() {
         let _ = if i == 0 { write!(line, ",\"{name}\":[") } else { line.write_str(",") };
@@ -163,17 +163,17 @@ impl EvalMetrics {
     }
 }
 
-/// What was drawn of each source, and the loss on each.
+/// The shares drawn from each source, and the loss on each.
 const DRAWN: &str = "drawn";
 const BY_SOURCE: &str = "val_by_source";
 
-/// Where the run will end, and the ends of the interval.
+/// The predicted final loss, and the ends of its interval.
 const EXPECTED: &str = "expected_end_bits_per_byte";
 const BETWEEN: &str = "expected_end_between";
 
 /// The file of lines.
 pub const LINES: &str = "metrics.jsonl";
-/// The file of its digest.
+/// The file of the lines' digest.
 pub const DIGEST: &str = "metrics.jsonl.xxh3";
 /// The directory of TensorBoard's files.
 pub const EVENTS: &str = "tb";
@@ -183,13 +183,13 @@ pub const EVENTS: &str = "tb";
 pub struct Metrics {
     run: PathBuf,
     lines: File,
-    /// Of the lines so far, and their bytes.
+    /// The digest of the lines so far, and their number of bytes.
     digest: Digest,
     bytes: u64,
     events: File,
-    /// The step of the last evaluation that is written down.
+    /// The step of the last evaluation that was written.
     evaluated: Option<u64>,
-    /// Of each source of a mixture the tag of its share, and that of its loss.
+    /// For each source of a mixture the tag of its share, and the tag of its loss.
     tags: Vec<[String; 2]>,
 }
 
@@ -221,7 +221,7 @@ impl Metrics {
         })
     }
 
-    /// With charts of the sources of a mixture, which are called so.
+    /// Adds charts for the sources of a mixture, with these labels.
     #[must_use]
     pub fn of_sources(mut self, labels: &[String]) -> Metrics {
         self.tags =
@@ -229,7 +229,7 @@ impl Metrics {
         self
     }
 
-    /// Writes the digest of the lines so far beside them.
+    /// Writes the digest of the lines so far into its file.
     ///
     /// # Errors
     /// The file system.
@@ -268,13 +268,13 @@ impl Metrics {
         self.by_source(m.step, 0, m.drawn)?;
         m.gauges.iter().try_for_each(|(name, value)| {
             let mut tag = heapless::String::<40>::new();
-            // What does not fit is cut: names are short constants.
+            // A longer tag would be cut: names are short constants.
             let _ = write!(tag, "gauge/{name}");
             self.scalars(m.step, &[(&tag, *value)])
         })
     }
 
-    /// Writes an evaluation, unless one of its step is there: a run whose last step is done evaluates again.
+    /// Writes an evaluation, unless one of the same step exists: a run whose last step is done evaluates again.
     ///
     /// # Errors
     /// The file system.
@@ -294,7 +294,7 @@ impl Metrics {
         self.by_source(m.step, 1, m.val_by_source)
     }
 
-    /// A number of each source, under the tags of this kind.
+    /// A number for each source, under the tags of this kind.
     fn by_source(&mut self, step: u64, kind: usize, values: BySource) -> io::Result<()> {
         let tags = std::mem::take(&mut self.tags);
         let mut each = tags.iter().zip(values.iter());
@@ -304,7 +304,7 @@ impl Metrics {
     }
 
     fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
-        // A chart has no place for what is not finite.
+        // A chart cannot show numbers that are not finite.
         values
             .iter()
             .filter(|(_, value)| value.is_finite())
@@ -316,7 +316,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// The last evaluation of a run's metrics up to `step`; nothing where none was written down.
+/// The last evaluation in a run's metrics up to `step`; `None` if there is none.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -324,7 +324,7 @@ pub fn last_evaluation(run: &Path, step: u64) -> io::Result<Option<EvalMetrics>>
     Ok(text(run)?.lines().rev().find_map(|line| evaluation(line, step)))
 }
 
-/// The evaluations of a run's metrics up to `step`, in order.
+/// All evaluations in a run's metrics up to `step`, in order.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -332,13 +332,13 @@ pub fn evaluations(run: &Path, step: u64) -> io::Result<Vec<EvalMetrics>> {
     Ok(text(run)?.lines().filter_map(|line| evaluation(line, step)).collect())
 }
 
-/// A run's metrics; nothing where there are none.
+/// The text of a run's metrics; empty if there are none.
 fn text(run: &Path) -> io::Result<String> {
     let path = run.join(LINES);
     if path.exists() { regular::read_to_string(&path) } else { Ok(String::new()) }
 }
 
-/// The evaluation of a line that has one, up to `step`.
+/// The evaluation in a line, if the line has one, up to `step`.
 fn evaluation(line: &str, step: u64) -> Option<EvalMetrics> {
     let value: serde_json::Value = serde_json::from_str(line).ok()?;
     let (between, bits) = (&value[BETWEEN], value[EXPECTED].as_f64());
@@ -357,7 +357,7 @@ fn evaluation(line: &str, step: u64) -> Option<EvalMetrics> {
     })
 }
 
-/// The training losses of a run's logged steps that are finite, in order.
+/// The finite training losses of a run's logged steps, in order.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -367,8 +367,8 @@ pub fn losses(run: &Path) -> io::Result<Vec<f64>> {
     Ok(text.lines().filter_map(loss).collect())
 }
 
-/// Drops lines of steps that a resumed run will take again, and evaluations that are there twice. Gives the lines and the
-/// step of the last evaluation that stays.
+/// Removes lines of steps that a resumed run will repeat, and duplicate evaluations. Returns the lines and the step of
+/// the last remaining evaluation.
 fn keep_until(run: &Path, step: u64) -> io::Result<(String, Option<u64>)> {
     let path = run.join(LINES);
     let text = String::from_utf8_lossy(&regular::read(&path)?).into_owned();
@@ -382,7 +382,7 @@ fn keep_until(run: &Path, step: u64) -> io::Result<(String, Option<u64>)> {
             out.push('\n');
         }
     }
-    // Whoever is stopped between the two leaves lines without a digest.
+    // An interruption between the two leaves lines without a digest.
     match fs::remove_file(run.join(DIGEST)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
@@ -392,7 +392,7 @@ fn keep_until(run: &Path, step: u64) -> io::Result<(String, Option<u64>)> {
     Ok((out, evaluated))
 }
 
-/// Writes the digest of the first `bytes` of the lines. `xxhsum --check` compares it with a run that has ended.
+/// Writes the digest of the first `bytes` of the lines. `xxhsum --check` compares it after a run has ended.
 fn seal(run: &Path, digest: u64, bytes: u64) -> io::Result<()> {
     disk::replace(&run.join(DIGEST), sealed(digest, bytes).as_bytes())
 }
@@ -401,11 +401,11 @@ fn sealed(digest: u64, bytes: u64) -> String {
     format!("XXH3 ({LINES}) = {digest:016x}\n{bytes} bytes\n")
 }
 
-/// Whether the lines of the run in `dir` are those that were written, as far as their digest was written down: up to the
-/// last save. Gives how many bytes that are; nothing where an earlier version wrote them.
+/// Compares the lines of the run in `dir` with their digest, as far as a digest was written: up to the last save.
+/// Returns the number of bytes compared; `None` where an earlier version wrote them.
 ///
 /// # Errors
-/// Which file is damaged, or cannot be read.
+/// The file that is damaged, or cannot be read.
 pub fn compare(dir: &Path) -> Result<Option<u64>, String> {
     let (path, list) = (dir.join(LINES), dir.join(DIGEST));
     let at = |path: &Path, what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
@@ -449,7 +449,7 @@ mod tests {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The tags in a run's event files, in any order: the lengths before them are not looked at.
+    /// Whether a run's event files contain a tag, in any order: the lengths before the tags are ignored.
     fn holds_tag(run: &Path, tag: &str) -> bool {
         let files = fs::read_dir(run.join("tb")).unwrap();
         let holds = |bytes: Vec<u8>| bytes.windows(tag.len()).any(|part| part == tag.as_bytes());
@@ -477,7 +477,7 @@ mod tests {
             metrics.evaluation(&evaluation(step)).unwrap();
         }
         drop(metrics);
-        // Of a version that wrote it twice.
+        // From a version that wrote the evaluation twice.
         let path = dir.path().join("metrics.jsonl");
         let text = fs::read_to_string(&path).unwrap();
         let last = evaluation(7).json();

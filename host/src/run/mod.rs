@@ -1,4 +1,4 @@
-//! Running a model: the session that holds it, the loop that trains it, what is written on the way.
+//! Runs a model: the session that contains it, the training loop, and the files that a run writes.
 
 pub mod averages;
 pub mod base;

@@ -1,4 +1,4 @@
-//! What a run goes on with where it lies at another place than when the run began.
+//! Lets a run continue with files that are at another path than when the run began.
 
 use std::fs;
 use std::path::Path;
@@ -8,12 +8,12 @@ use crate::data::shards::Manifest;
 use crate::data::snapshot::{Began, Snapshot};
 use crate::data::tokenizer;
 
-/// Lets the run that `saved` describes go on with the data, the validation and the tokenizer that `written` names, where
-/// they are its own at another place. Gives what the files were when the run `began`, as far as its last checkpoint, `from`,
-/// says so.
+/// Lets the run of the configuration `saved` continue with the data, the validation source and the tokenizer that
+/// `written` names, if they are the run's own at another path. Returns the snapshots of the files when the run `began`,
+/// as far as its last checkpoint, `from`, has them.
 ///
 /// # Errors
-/// Other data, which is named; validation files that are gone.
+/// Other data, which the message names; missing validation files.
 pub fn follow(
     saved: &mut Config,
     written: &RawConfig,
@@ -32,8 +32,9 @@ pub fn follow(
     Ok(began)
 }
 
-/// Whether the source `named` is of the data of the run of `config`, which `began` with some files where that is known: at
-/// its own place, where it may have grown since, or at another. If so, makes it the data.
+/// Whether the source `named` is one of the data sources of the run of `config`, whose snapshots are `began` where they
+/// are known: at its original path, where it may have grown since, or at another. If it is at another path, makes that
+/// path the data.
 pub fn is_own(config: &mut Config, began: &mut Began, named: &str) -> bool {
     let sources = config.data.names().len();
     for number in 0..sources {
@@ -60,7 +61,7 @@ fn follow_data(
     let Some(written) = &written.data else { return Ok(()) };
     let written = Sources::read(written).map_err(ConfigError)?;
     if written.names().len() != saved.data.names().len() {
-        // Refused where all keys are compared.
+        // Refused later, where all keys are compared.
         return Ok(());
     }
     for (number, named) in written.names().map(absolute_source).enumerate() {
@@ -95,7 +96,7 @@ fn follow_validation(saved: &mut Config, written: &RawConfig, began: &mut Began)
                 *validation = Some(moved(began, "--validation", ours, &named)?);
                 saved.validation.iter_mut().for_each(|names| names.rename(number, named.clone()));
             }
-            // Of the data that is said first, where it is read.
+            // Missing data is reported first, where it is read.
             _ if !is_gone(ours) || saved.data.names().any(is_gone) => {}
             (_, Some(_)) => {
                 return Err(ConfigError(format!(
@@ -113,12 +114,12 @@ fn follow_validation(saved: &mut Config, written: &RawConfig, began: &mut Began)
     Ok(())
 }
 
-/// Whether a source is a path at which there is nothing.
+/// Whether a source is a path that does not exist.
 pub fn is_gone(source: &str) -> bool {
     is_path(source) && !Path::new(source).exists()
 }
 
-/// What `began` at `ours`, where it lies at `named` now, as `flag` says.
+/// The snapshot `began` of `ours` with the files at `named`, the value of `flag`.
 fn moved(began: &Snapshot, flag: &str, ours: &str, named: &str) -> Result<Snapshot, ConfigError> {
     began.moved(named).map_err(|e| {
         ConfigError(format!("{flag} may be at another place when a run goes on, but not other data than {ours}: {e}"))
@@ -129,7 +130,7 @@ fn same(a: &str, b: &str) -> bool {
     matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Whether `named` is a file of the tokenizer that the run has.
+/// Whether `named` is the file of the run's own tokenizer.
 fn is_tokenizer(saved: &Config, named: &str, from: &Path) -> bool {
     let file = |choice: &str| match TokenizerChoice::parse(choice) {
         Ok(TokenizerChoice::File(path)) => Some(path),

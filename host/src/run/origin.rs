@@ -1,4 +1,4 @@
-//! The model that a run begins from: a run made here, one of its checkpoints, or a directory of `transformers`.
+//! The model that a run starts from: a run of this program, one of its checkpoints, or a directory of `transformers`.
 
 use std::path::{Path, PathBuf};
 
@@ -18,31 +18,32 @@ use crate::format::tensors::Tensors;
 use crate::plan::{Plan, Settled};
 use crate::regular;
 
-/// Where a model's weights and tokenizer lie, and what it is.
+/// The paths of a model's weights and tokenizer, and the description of the model.
 pub struct Origin {
     /// The directory of the weights.
     weights: PathBuf,
-    /// The configuration that says what the model is, and nothing of its training.
+    /// A configuration that describes the model, without its training.
     raw: RawConfig,
-    /// Whether others wrote it: then its tensors are compared with its config.json.
+    /// Whether another program wrote it: then its tensors are compared with its config.json.
     foreign: bool,
-    /// What it says of how it generates.
+    /// The model's settings for generation.
     generation: Generation,
 }
 
-/// The description of a model, beside its weights.
+/// The description of a model, next to its weights.
 const CONFIG: &str = "config.json";
-/// Tokens of a sequence where nothing is said.
+/// The default length of sequences.
 const SEQ_LEN: u32 = 128;
 
 fn at(path: &Path, what: impl std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {what}", path.display()))
 }
 
-/// Decides everything that was `written`, of a run that may begin from another's weights, beside a page of so many bytes.
+/// Resolves everything that was `written`, for a run that may start from another model's weights, next to a live page
+/// of `live` bytes.
 ///
 /// # Errors
-/// As [`Plan::settle`]; a model to begin from that is none, or another than was written.
+/// As [`Plan::settle`]; an invalid model to start from, or one that contradicts what was written.
 pub fn settle(written: RawConfig, live: u64) -> Result<Settled, ConfigError> {
     let origin = written.init_from.as_deref().map(|dir| Origin::of(dir.as_ref())).transpose()?;
     let written = match &origin {
@@ -61,7 +62,7 @@ impl Origin {
     /// The model in `dir`.
     ///
     /// # Errors
-    /// Neither a run nor a model of a class that is covered.
+    /// Neither a run nor a model of a supported class.
     pub fn of(dir: &Path) -> Result<Origin, ConfigError> {
         if !dir.exists() {
             return Err(ConfigError(format!("--init-from {}", Self::none_in(dir))));
@@ -96,7 +97,7 @@ impl Origin {
     /// The model of `transformers` in `dir`.
     ///
     /// # Errors
-    /// No such model, or one of a class that is not covered.
+    /// No such model, or a model of an unsupported class.
     pub fn foreign(dir: &Path) -> Result<Origin, ConfigError> {
         let path = dir.join(CONFIG);
         if !path.exists() {
@@ -114,7 +115,7 @@ impl Origin {
         Ok(Origin { weights: dir.to_owned(), raw, foreign: true, generation })
     }
 
-    /// Why a directory without a description holds no model.
+    /// Why a directory without a description contains no model.
     fn none_in(dir: &Path) -> ConfigError {
         if !dir.exists() {
             return at(dir, "no such directory; give a run made here, or a model of transformers, where it lies now");
@@ -129,10 +130,10 @@ impl Origin {
         at(dir, format_args!("it holds no {CONFIG}; give the directory of a model, as transformers saves it"))
     }
 
-    /// What `written` says over this model.
+    /// Lays the settings of `written` over this model.
     ///
     /// # Errors
-    /// It says another model: a preset, or another tokenizer.
+    /// The key describes another model: a preset, or another tokenizer.
     pub fn overlaid(&self, mut written: RawConfig) -> Result<RawConfig, ConfigError> {
         if let Some(preset) = written.preset.as_ref().filter(|preset| *preset != IMPORTED) {
             return Err(ConfigError(format!(
@@ -150,7 +151,7 @@ impl Origin {
         Ok(self.raw.clone().overlaid(written))
     }
 
-    /// Whether `config` is of this model; only the positions may be fewer.
+    /// Checks that `config` describes this model; only the positions may be fewer.
     ///
     /// # Errors
     /// The first size or part that differs, with both values.
@@ -182,20 +183,20 @@ impl Origin {
         &self.weights
     }
 
-    /// What it says of its model.
+    /// The description of the model.
     pub fn raw(&self) -> &RawConfig {
         &self.raw
     }
 
-    /// What it says of how it generates.
+    /// The model's settings for generation.
     pub fn generation(&self) -> &Generation {
         &self.generation
     }
 
-    /// Its tokenizer.
+    /// The model's tokenizer.
     ///
     /// # Errors
-    /// A file that cannot be read, or with more ids than the model.
+    /// A file that cannot be read, or that has more ids than the model.
     pub fn tokenizer(&self, ids: u32) -> Result<Box<dyn Tokenizer>, ConfigError> {
         let tokenizer = tokenizer::load(&self.weights).map_err(|e| ConfigError(e.to_string()))?;
         if tokenizer.vocab_size() > ids {
@@ -207,7 +208,7 @@ impl Origin {
         Ok(tokenizer)
     }
 
-    /// Its weights, compared with what the model `family` has, as `entries`.
+    /// The model's weights, compared with the parameters of the model `family`, given as `entries`.
     ///
     /// # Errors
     /// Files that are missing, damaged or of another model.
@@ -222,7 +223,7 @@ impl Origin {
         Ok(tensors)
     }
 
-    /// Whether the files of its weights are there and whole, before other work is begun.
+    /// Checks that the files of its weights exist and are complete, before other work is started.
     ///
     /// # Errors
     /// A file that is missing or damaged.
@@ -231,12 +232,12 @@ impl Origin {
         if self.foreign { Ok(()) } else { checkpoint::check_weights(&self.weights, Weights::Last) }
     }
 
-    /// Fills the weights of `lasting` that are no adapters, and their masters where there are any, with the model's.
+    /// Fills all weights of `lasting` except adapters, and their masters if there are any, with the model's weights.
     ///
     /// # Errors
     /// As [`Origin::tensors`]; weights that are not finite.
     pub fn restore(&self, lasting: &[Entry], family: &AnyFamily, device: &mut dyn Storage) -> Result<(), DeviceError> {
-        // Adapters are no part of it.
+        // Adapters are not part of it.
         let own = |role| {
             let of = move |e: &&Entry| e.slot.role == role && !is_adapter(e.slot.name);
             lasting.iter().filter(of).copied()
@@ -253,7 +254,7 @@ impl Origin {
     }
 }
 
-/// The length of sequences of a model that has fewer positions than the usual ones.
+/// The length of sequences for a model with fewer positions than the default length.
 fn shorter(model: &toml::Table) -> Option<u32> {
     let context = model.get("context").and_then(toml::Value::as_integer);
     context.and_then(|positions| u32::try_from(positions).ok()).filter(|positions| *positions < SEQ_LEN)

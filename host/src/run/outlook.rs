@@ -1,4 +1,5 @@
-//! Where a run will end, as it is said from half of it on: a matter of its evaluations, which feeds nothing back into it.
+//! Predicts a run's final loss from the middle of the run on: a function of its evaluations, without any effect on the
+//! run.
 
 use std::io;
 use std::path::Path;
@@ -12,29 +13,30 @@ use crate::data::validation::ValidationSet;
 use crate::suggest;
 use crate::suggest::ending::{Curve, Expected, Now, expected};
 
-/// A prediction, and the steps that were done then.
+/// A prediction, and the number of steps done at that time.
 pub type Predicted = (u64, Expected);
 
-/// What a run's end is predicted by.
+/// The inputs of the prediction.
 #[derive(Debug, Clone)]
 pub struct Outlook {
-    /// Tokens of the training text, and bytes of held-out text a token.
+    /// Tokens of the training text, and bytes of held-out text for each token.
     text: (u64, f64),
     curve: Curve,
-    /// The first that was said from half of the run on.
+    /// The first prediction in the second half of the run.
     first: Option<Predicted>,
 }
 
-/// Tokens of the training text and bytes of held-out text a token, where they are known without reading it.
+/// Tokens of the training text and bytes of held-out text for each token, where they are known without reading the
+/// text.
 pub fn of_text(corpus: &Corpus, validation: &ValidationSet) -> Option<(u64, f64)> {
-    // The law is one of text that is read through again and again, all of it as often.
+    // The law applies to text that is read repeatedly, each part equally often.
     let known = corpus.shares().is_none() && !corpus.has_conversations();
     let unique = corpus.shards().filter(|_| known).and_then(|_| corpus.training_tokens().ok())?;
     Some((unique, validation.bytes() as f64 / validation.targets().max(1) as f64))
 }
 
 impl Outlook {
-    /// That of the run in `dir` of `end` steps after `step` of them, with the evaluations that are written down up to there.
+    /// The outlook of the run in `dir` with `end` steps after `step` of them, with the evaluations written up to there.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -44,18 +46,19 @@ impl Outlook {
         Ok(outlook)
     }
 
-    /// Adds an evaluation with what was said at it, of a run of `end` steps. What was said of a shorter one counts no more.
+    /// Adds an evaluation with its prediction, for a run of `end` steps. A prediction for a shorter run no longer
+    /// counts.
     pub fn add(&mut self, metrics: &EvalMetrics, end: u64) {
         let EvalMetrics { step, val_bits_per_byte, expected_end, .. } = *metrics;
         if let Some(bits) = val_bits_per_byte {
-            // As it is read again.
+            // Rounded as it is read back.
             self.curve.add(step, written(bits));
         }
         let now = expected_end.map(|expected| (step, expected));
         self.first = [self.first, now].into_iter().flatten().find(|(step, _)| *step >= end.div_ceil(2));
     }
 
-    /// Where a run of `config` will end that is evaluated so now; nothing where that cannot be told.
+    /// The predicted final loss of a run of `config` with this evaluation now; `None` if it cannot be predicted.
     pub fn expected(&self, config: &Config, ending: &Ending, metrics: &EvalMetrics) -> Option<Expected> {
         let steps = ending.steps()?;
         let (unique, bytes) = self.text;
@@ -67,7 +70,7 @@ impl Outlook {
         Some(Expected { bits: written(found.bits), between: found.between.map(written) })
     }
 
-    /// The first prediction from half of the run on.
+    /// The first prediction in the second half of the run.
     pub fn first(&self) -> Option<Predicted> {
         self.first
     }
@@ -100,7 +103,7 @@ mod tests {
         }
     }
 
-    /// Of the evaluations of a run so far.
+    /// The outlook from the evaluations of a run so far.
     fn outlook(all: &[EvalMetrics], end: u64) -> Outlook {
         let dir = tempfile::tempdir().unwrap();
         let mut file = Metrics::open(dir.path(), 0).unwrap();

@@ -1,4 +1,4 @@
-//! Where a step's time goes: its operations as they ran, and their sums by kind.
+//! The times of a step's operations in the order they ran, and their sums by kind.
 
 use capful_base::human_bytes;
 use std::fmt::Write as _;
@@ -18,17 +18,17 @@ pub struct Timed {
     pub number: usize,
     /// Its operands, in its own order.
     pub operands: Vec<Operand>,
-    /// Operand bytes, what is updated twice.
+    /// Bytes of its operands; bytes that are read and written count twice.
     pub bytes: u64,
-    /// Floating-point operations of products.
+    /// Floating-point operations of matrix multiplications.
     pub flops: u64,
-    /// Seconds on the roofline.
+    /// Seconds by the roofline model.
     pub roofline_seconds: f64,
-    /// Seconds of operations before it in the step.
+    /// Seconds of the operations before it in the step.
     pub start_seconds: f64,
-    /// Seconds from the end of the operation before it to its own.
+    /// Seconds from the end of the operation before it to its own end.
     pub seconds: f64,
-    /// Its part of the operations' time.
+    /// Its share of the operations' time.
     pub share: f64,
 }
 
@@ -37,17 +37,17 @@ pub struct Timed {
 pub struct Total {
     /// The operation.
     pub operation: &'static str,
-    /// How many ran.
+    /// How often it ran.
     pub count: u64,
     /// Operand bytes together.
     pub bytes: u64,
     /// Floating-point operations together.
     pub flops: u64,
-    /// Seconds on the roofline together.
+    /// Seconds by the roofline model together.
     pub roofline_seconds: f64,
     /// Seconds together.
     pub seconds: f64,
-    /// Their part of the operations' time.
+    /// Their share of the operations' time.
     pub share: f64,
 }
 
@@ -56,17 +56,17 @@ pub struct Total {
 pub struct Profile {
     /// Seconds of all operations.
     pub seconds: f64,
-    /// By kind, the longest first.
+    /// Sums by kind, the longest first.
     pub totals: Vec<Total>,
-    /// Each, in the order that they ran.
+    /// Each operation, in the order they ran.
     pub operations: Vec<Timed>,
 }
 
-/// Operations that the table shows; JSON has all.
+/// Number of operations in the table; JSON has all.
 const SHOWN: usize = 40;
 
 impl Profile {
-    /// From the parts of a step: the name of each, its operations and their seconds.
+    /// A profile of the parts of a step: the name of each, its operations and their seconds.
     pub fn new(parts: impl Iterator<Item = (String, Vec<listing::Operation>, Vec<f64>)>) -> Profile {
         let mut operations = Vec::new();
         let mut start_seconds = 0.0;
@@ -116,7 +116,7 @@ impl Profile {
         Profile { seconds, totals, operations }
     }
 
-    /// The table for people, beside the time that a step took without being profiled.
+    /// The table for people, with the time of a step without profiling.
     pub fn table(&self, step_seconds: f64) -> String {
         let mut out = format!(
             "profile of a step: {} operations take {:.3} ms together, {:.1} % of a step that is not profiled\n",
@@ -151,7 +151,7 @@ impl Profile {
     }
 }
 
-/// Columns of the table. What took no measurable time has no rate.
+/// Columns of the table. An operation without measurable time has no rate.
 fn numbers(seconds: f64, share: f64, roofline: f64, [flops, bytes]: [u64; 2]) -> String {
     let rate = |n: u64| if seconds > 0.0 { format!("{:.1}", n as f64 / seconds / 1e9) } else { "-".to_owned() };
     let share = format!("{:.1} %", 100.0 * share);

@@ -1,5 +1,5 @@
-//! What people see of a run under way, said by a thread of its own from a few numbers that the run leaves for it: a line
-//! that stays in its place in a terminal, line after line elsewhere.
+//! The progress report of a running session, written by a separate thread from a few numbers that the run stores for
+//! it: in a terminal a line that is redrawn in place, elsewhere line after line.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,11 +21,11 @@ use crate::plan::memory;
 use crate::suggest::ending::Expected;
 use capful_base::words::grouped;
 
-/// How often the line in a terminal is drawn, and how often the rest is looked after.
+/// How often the line in a terminal is drawn, and how often the numbers are checked.
 const TURN: Duration = Duration::from_millis(250);
-/// The longest time in which nothing is said in a file.
+/// The longest time without a line in a file.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Lines that may wait for the reporter. Of more, the oldest are not said.
+/// The most lines that wait for the reporter. If there are more, the oldest are dropped.
 const WAITING: usize = 256;
 
 /// A logged step, or an evaluation.
@@ -35,37 +35,37 @@ struct Logged {
     stage: usize,
     loss: Option<f64>,
     val_loss: Option<f64>,
-    /// The same of the averages of the weights.
+    /// The validation loss of the averages of the weights.
     averaged: Option<f64>,
     gap: Option<f64>,
-    /// Where the run will end, by the last evaluation.
+    /// The predicted final loss at the last evaluation.
     end: Option<Expected>,
-    /// The evaluation that was lowest, where all since were higher while the training loss fell.
+    /// The lowest evaluation, if all later ones were higher while the training loss fell.
     opened: Option<Evaluation>,
     skipped: u64,
     tokens_per_s: Option<f64>,
 }
 
-/// What is ahead of a run.
+/// The rest of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Ahead {
-    /// Steps of the run, as far as can be told.
+    /// Steps of the run, as far as predicted.
     pub end: u64,
-    /// Seconds that are left.
+    /// Seconds until the end.
     pub left: Option<f64>,
 }
 
 /// The numbers, written by the run and read by the reporter.
 #[derive(Debug)]
 struct Numbers {
-    /// The last of everything.
+    /// The latest value of every number.
     now: Logged,
-    /// What was ahead when the last step was done, and when that was.
+    /// The rest of the run after the last step, and the time of that step.
     ahead: Ahead,
     at: Instant,
-    /// What is to be told of the session, once: its seconds, and tokens a second.
+    /// The prediction for the session, to be reported once: its seconds, and tokens a second.
     told: Option<(f64, f64)>,
-    /// What was logged and not yet said.
+    /// Logged values that are not reported yet.
     waiting: Deque<Logged, WAITING>,
 }
 
@@ -89,8 +89,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins to report a session of `course` on standard error, or does not where `quiet`. Where so many bytes of main
-    /// memory were `planned` it says how many are in use beside them.
+    /// Starts to report a session of `course` on standard error, unless `quiet`. If a number of bytes of main memory
+    /// were `planned`, the report compares them with the memory in use.
     pub fn start(course: Course, planned: Option<u64>, quiet: bool) -> Progress {
         let now = Logged {
             step: course.first,
@@ -110,7 +110,7 @@ impl Progress {
         let theirs = Arc::clone(&shared);
         let builder = std::thread::Builder::new().name("reporter".to_owned()).stack_size(256 << 10);
         let spawn = || {
-            // A thread's own start allocates: it belongs to the reporter, not to the first steps.
+            // The start of a thread allocates: this counts for the reporter, not for the first steps.
             let started = Arc::new(Barrier::new(2));
             let reached = Arc::clone(&started);
             let thread = builder.spawn(move || {
@@ -125,19 +125,19 @@ impl Progress {
         Progress { shared, thread }
     }
 
-    /// Notes that a step is done, and what is ahead.
+    /// Records that a step is done, and the rest of the run.
     pub fn done(&self, step: u64, ahead: Ahead) {
         let mut numbers = self.shared.lock();
         numbers.now.step = step;
         (numbers.at, numbers.ahead) = (Instant::now(), ahead);
     }
 
-    /// Leaves how many seconds the session takes, at so many tokens a second, to be told once.
+    /// Stores the predicted seconds of the session, and its tokens a second, to be reported once.
     pub fn tell(&self, seconds: f64, tokens_per_s: f64) {
         self.shared.lock().told = Some((seconds, tokens_per_s));
     }
 
-    /// Leaves the numbers of a logged step, of the stage of index `stage`, and how many steps were skipped so far.
+    /// Stores the numbers of a logged step, of the stage of index `stage`, and the number of skipped steps so far.
     pub fn step(&self, step: u64, stage: usize, loss: f64, skipped: u64, tokens_per_s: f64) {
         let (loss, tokens_per_s) = (Some(loss), Some(tokens_per_s));
         let (val_loss, averaged, gap, end, opened) = (None, None, None, None, None);
@@ -146,25 +146,25 @@ impl Progress {
         self.leave(logged, Logged { val_loss, averaged, gap, end, ..logged });
     }
 
-    /// Leaves the losses of an evaluation with where the run will end, and the lowest one where the validation loss rises since while the training loss
-    /// falls.
+    /// Stores the losses of an evaluation with the predicted final loss, and the lowest evaluation if the validation
+    /// loss has been rising since while the training loss falls.
     pub fn evaluation(&self, metrics: &EvalMetrics, opened: Option<Evaluation>) {
         let (val_loss, averaged, gap) = (Some(metrics.val_loss), metrics.val_loss_averaged, metrics.gap());
         let now = Logged { val_loss, averaged, gap, end: metrics.expected_end, ..self.shared.lock().now };
-        // The mean that the gap is above.
+        // The mean training loss that the gap refers to.
         let logged = Logged { loss: metrics.train_loss, tokens_per_s: None, opened, ..now };
         self.leave(logged, now);
     }
 
     fn leave(&self, logged: Logged, now: Logged) {
-        // Where nobody reports, nothing waits.
+        // Without a reporter nothing waits.
         let Some(thread) = &self.thread else { return };
         let mut numbers = self.shared.lock();
         numbers.now = now;
         if numbers.waiting.is_full() {
             numbers.waiting.pop_front();
         }
-        // There is room.
+        // The queue has room.
         let _ = numbers.waiting.push_back(logged);
         drop(numbers);
         thread.thread().unpark();
@@ -181,15 +181,15 @@ impl Drop for Progress {
     }
 }
 
-/// What the reporter knows.
+/// The state of the reporter.
 struct Reporter {
     course: Course,
     planned: Option<u64>,
-    /// Whether standard error is a terminal that can go back to a line's beginning.
+    /// Whether standard error is a terminal that can return to the beginning of a line.
     terminal: bool,
-    /// The course of the loss.
+    /// The plot of the loss.
     spark: Spark,
-    /// When a line was said last.
+    /// When the last line was written.
     said: Instant,
 }
 
@@ -224,9 +224,9 @@ impl Reporter {
             let steps = waiting.iter().filter(|logged| logged.tokens_per_s.is_some());
             steps.filter_map(|logged| logged.loss).for_each(|loss| self.spark.add(loss));
             if self.terminal {
-                // In the last column some terminals begin the next line.
+                // After the last column some terminals begin the next line.
                 let line = self.status(&now, &ahead, true).fitting(columns().saturating_sub(1));
-                // Where it cannot be shown, the run goes on.
+                // If the line cannot be written, the run continues.
                 let _ = write!(io::stderr().lock(), "\r{}\u{1b}[K", if done { "" } else { &line });
             } else {
                 for logged in &waiting {
@@ -243,7 +243,7 @@ impl Reporter {
         }
     }
 
-    /// Says a line of its own.
+    /// Writes a separate line.
     fn tell(&mut self, line: &str) {
         match self.terminal {
             true => self.say(&format!("\r\u{1b}[K{}", wrapped(line, columns()))),
@@ -276,7 +276,7 @@ impl Reporter {
     }
 }
 
-/// What is said where the gap opens.
+/// The message when the gap opens.
 fn rises(step: u64, lowest: &Evaluation) -> String {
     format!(
         "step {}: the validation loss rose in {ROSE} evaluations in a row while the training loss fell; it was lowest, {:.4}, \
@@ -287,12 +287,12 @@ fn rises(step: u64, lowest: &Evaluation) -> String {
     )
 }
 
-/// Columns of the terminal, which may change.
+/// The number of columns of the terminal, which may change.
 fn columns() -> usize {
     terminal_size_of(io::stderr()).map_or(80, |(Width(columns), _)| columns.into())
 }
 
-/// What the stage of an index is called, where there are several.
+/// The name of the stage of an index, if there are several stages.
 fn name(stages: &[Stage], index: usize) -> String {
     match stages.get(index).filter(|_| stages.len() > 1) {
         Some(stage) => format!("stage {}/{} ({} × {})", index + 1, stages.len(), stage.batch, stage.seq_len),

@@ -1,5 +1,5 @@
-//! Everything that a training run does, done once in the empty arena: so nothing is chosen, recorded, loaded or allocated
-//! later, and what it takes is known.
+//! Does every part of a training run once in the empty arena: so nothing is chosen, recorded, loaded or allocated
+//! later, and the times are known.
 
 use std::time::Instant;
 
@@ -12,21 +12,23 @@ use crate::config::Config;
 use crate::device::{Choice, DeviceError};
 use crate::plan::Sequence;
 
-/// Micro-batches of a step that are run: the first, one between, and the last.
+/// Number of micro-batches of a step that are run: the first, one in between, and the last.
 const MICRO_BATCHES: u32 = 3;
 
-/// What the parts of a run took in the empty arena, where numbers that are all 0 may go faster than others.
+/// The times of the parts of a run in the empty arena, where numbers that are all 0 may be processed faster than
+/// others.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rehearsed {
     /// Seconds of a step of each stage.
     pub steps: Vec<f64>,
-    /// Seconds of a micro-batch of an evaluation.
+    /// Seconds of a micro-batch in an evaluation.
     pub evaluation: f64,
 }
 
 impl Session {
     /// Runs every sequence in the empty arena and clears it: on a GPU once to choose algorithms, unless those of
-    /// `algorithms` are used again, once to record, and once to time; elsewhere only where the run is to end on time.
+    /// `algorithms` are used again, once to record, and once to time; on other devices only if the run has a time
+    /// limit.
     pub(super) fn rehearse(&mut self, config: &Config, algorithms: &[Choice]) -> Result<(), DeviceError> {
         self.reuse(algorithms);
         if self.device.gpu().is_some() {
@@ -53,7 +55,7 @@ impl Session {
         }
     }
 
-    /// Whatever a training run does, once.
+    /// Runs every part of a training run once.
     fn everything(&mut self, config: &Config) -> Result<Rehearsed, DeviceError> {
         let settings = Settings { learning_rate: 0.0, ..Settings::UNIT };
         let stages = config.stages();
@@ -61,7 +63,7 @@ impl Session {
         let evaluated = self.laid.sections.evaluation.map_or(0, |stage| stage.tokens());
         let zeros = vec![0; most.max(evaluated.into()) as usize];
         let mut rehearsed = Rehearsed { steps: vec![0.0; stages.len()], evaluation: 0.0 };
-        // While the history fills, and afterwards.
+        // While the history is being filled, and afterwards.
         let fills = (0..stages.len()).any(|index| self.laid.sections.quantises(index));
         let kinds = if fills { &[0, Scales::WARMUP][..] } else { &[0][..] };
         for (seen, (index, stage)) in kinds.iter().flat_map(|seen| stages.iter().enumerate().map(|p| (*seen, p))) {

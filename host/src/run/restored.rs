@@ -1,4 +1,4 @@
-//! What a run that goes on begins with.
+//! The initial state of a run that continues.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use crate::config::Config;
 use crate::data::snapshot::Snapshot;
 use crate::device::DeviceError;
 
-/// Reads the checkpoint `from` into the session. Gives what the run begins with in the place of `fresh`: what was `saved`
-/// there.
+/// Reads the checkpoint `from` into the session. Returns the run's state in place of `fresh`: the state that was
+/// `saved` there.
 pub(super) fn restore(
     from: &Path,
     saved: TrainerState,
@@ -19,7 +19,7 @@ pub(super) fn restore(
     config: &Config,
     session: &mut Session,
 ) -> Result<TrainerState, DeviceError> {
-    // Versions that did not look into the files saved another fingerprint of them.
+    // Versions that did not read the files' content saved another fingerprint of them.
     let former = fresh.source.as_ref().filter(|_| saved.source.is_none()).map(Snapshot::former_fingerprint);
     let data = saved.data == fresh.data || former == Some(saved.data);
     for (what, same) in [("tokenizer", saved.tokenizer == fresh.tokenizer), ("data", data)] {
@@ -31,7 +31,7 @@ pub(super) fn restore(
         }
     }
     let lasting = session.laid.lasting.clone();
-    // Another kind of average begins anew.
+    // Another kind of average starts anew.
     let kind = config.averaging().map(|averaging| Kind::of(&averaging));
     let averaged = saved.averaged.filter(|averaged| Some(averaged.kind) == kind);
     let wanted = Wanted::Run { averages: averaged.is_some() };

@@ -1,4 +1,4 @@
-//! What a model says, at an evaluation and when its run ends.
+//! Samples of a model's text, at an evaluation and when its run ends.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::device::DeviceError;
 /// The most tokens of a sample.
 const MOST: usize = 120;
 
-/// Draws samples of a model: a document from its beginning; of a model that learns answers, what it says to the first
-/// question that is held out. Each sample is drawn with the same choices, so that only the weights change it.
+/// Draws samples of a model: a document from its beginning; for a model that learns answers, its answer to the first
+/// held-out question. Every sample uses the same random choices, so that it changes only with the weights.
 pub struct Samples {
     generator: Generator,
     seed: u64,
     sampler: Sampler,
     prompt: Vec<u32>,
-    /// The question, where there is one.
+    /// The question, if there is one.
     question: Option<String>,
     tokenizer: Arc<dyn Tokenizer>,
     most: usize,
@@ -31,13 +31,13 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Of the model of `config` in `session`.
+    /// Samples of the model of `config` in `session`.
     pub fn new(config: &Config, session: &Session, tokenizer: Arc<dyn Tokenizer>, held_out: &ValidationSet) -> Samples {
         let context = session.laid.sections.decoding.unwrap_or(1);
         let question = held_out.iter().find_map(|document| question(document, context as usize));
         let begin = vec![tokenizer.bos().or(tokenizer.eos()).unwrap_or(0)];
         let usual = Sampler { temperature: 0.8, top_k: 0, top_p: 0.95, repetition_penalty: 1.0 };
-        // An answer is right or wrong; of tales there are many.
+        // An answer is right or wrong; many tales are equally good.
         let sampler = if question.is_some() { Sampler { temperature: 0.0, ..usual } } else { usual };
         let text = question.as_ref().map(|ids| tokenizer.decode(ids));
         let prompt = question.unwrap_or(begin);
@@ -46,7 +46,7 @@ impl Samples {
         Samples { generator, seed: config.seed, sampler, prompt, question: text, tokenizer, most, ids: Vec::new() }
     }
 
-    /// What the model says now.
+    /// A sample of the model's current text.
     ///
     /// # Errors
     /// The device; weights that give no numbers.
@@ -65,7 +65,7 @@ impl Samples {
     }
 }
 
-/// The ids of a conversation up to its first answer, where there is one that leaves room for it.
+/// The ids of a conversation up to its first answer, if there is one that leaves room for the answer.
 fn question(document: &[u32], context: usize) -> Option<Vec<u32>> {
     let end = document.iter().position(|id| id & CONTEXT == 0)?;
     (end > 0 && end < context).then(|| document[..end].iter().map(|id| as_input(*id)).collect())

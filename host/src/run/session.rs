@@ -1,4 +1,4 @@
-//! A model on a device: its arena, and the few ways a command talks to it.
+//! A model on a device: its arena, and the few operations that commands use.
 
 use capful_core::device::Op;
 use capful_core::integer::Integer;
@@ -24,27 +24,27 @@ pub struct Rows<'a> {
     pub ids: &'a [u32],
     /// The id after each.
     pub targets: &'a [u32],
-    /// Tokens of the same document before each, as far as its row or stream reaches.
+    /// The number of tokens of the same document before each token, as far as its row or stream reaches.
     pub offsets: &'a [u32],
 }
 
 impl<'a> Rows<'a> {
-    /// As many rows of nothing, which begin anew at every token.
+    /// Rows of zeros, where every token begins a document.
     pub fn of(zeros: &'a [u32]) -> Rows<'a> {
         Rows { ids: zeros, targets: zeros, offsets: zeros }
     }
 }
 
-/// How tokens are chosen where the logits are.
+/// How tokens are chosen on the device where the logits are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choosing {
     /// The most likely one.
     MostLikely,
-    /// As [`Sample::settings`] say.
+    /// Drawn with the settings of [`Sample::settings`].
     Drawn([u32; Sample::SETTINGS]),
 }
 
-/// What the first token of turns comes after.
+/// The state before the first token of a sequence of turns.
 #[derive(Debug, Clone, Copy)]
 pub struct After {
     /// The token before.
@@ -53,34 +53,34 @@ pub struct After {
     pub position: u32,
     /// The number of ids to choose from.
     pub limit: u32,
-    /// Random numbers drawn before.
+    /// Number of random numbers drawn before.
     pub drawn: u64,
 }
 
 /// A model, its memory and the device that runs it.
 pub struct Session {
-    /// Where everything lies.
+    /// The layout of its memory.
     pub laid: Laid,
-    /// What runs it.
+    /// The device that runs it.
     pub device: AnyDevice,
-    /// Logits on their way out of the device, `[vocabulary]`.
+    /// Logits copied from the device, `[vocabulary]`.
     logits: Vec<f32>,
-    /// Steps in the history of the largest values, of which as many as it holds make scales worth using.
+    /// Number of steps in the history of the largest values; when the history is full, its scales are used.
     pub(super) seen: u32,
-    /// What the parts of a run took in the rehearsal, where there was one.
+    /// The times of a run's parts in the rehearsal, if there was one.
     pub(super) rehearsed: Option<Rehearsed>,
-    /// The results of a step as they come out of the device: where ranks share, with those of each.
+    /// The results of a step copied from the device: if ranks share a run, with the results of each rank.
     results: Vec<f32>,
-    /// The other ranks, where there are any.
+    /// The other ranks, if there are any.
     peers: Option<SharedPeers>,
 }
 
-/// Bytes that initialisation writes at once.
+/// Bytes that initialisation writes at a time.
 const PIECE: usize = 1 << 20;
 
 impl Session {
-    /// Allocates the arena, fills its tables, and sets the weights as `seed` says; without a seed they stay
-    /// zero, to be loaded.
+    /// Allocates the arena, fills its tables, and initialises the weights from `seed`; without a seed they stay zero
+    /// and must be loaded.
     ///
     /// # Errors
     /// The system refuses memory or threads; there is no such GPU or too little memory on it.
@@ -91,10 +91,9 @@ impl Session {
         Ok(session)
     }
 
-    /// As [`Session::start`], for the training that `config` describes: everything that it does has run once when
-    /// this returns, so that nothing is chosen, recorded, loaded or allocated later. Of several ranks it joins the others,
-    /// which `peers` reaches. Products use `algorithms` again,
-    /// those that a run before chose; the GPU warns where it cannot.
+    /// As [`Session::start`], for the training that `config` describes: all of its parts have run once when this
+    /// returns, so that nothing is chosen, recorded, loaded or allocated later. With several ranks it connects to those
+    /// of `peers`. Matrix multiplications use the `algorithms` of an earlier run again; the GPU warns where it cannot.
     ///
     /// # Errors
     /// As [`Session::start`].
@@ -108,7 +107,7 @@ impl Session {
         let laid = laid.recorded(&config.family(), profile).map_err(|e| DeviceError::Refused(e.to_string()))?;
         let staging = staging(&laid, config.vocab_size(), &config.stages());
         let opened = Session::open(laid, profile, config.vocab_size(), staging);
-        // Nobody waits for a rank that has not so much memory.
+        // If one rank lacks the memory, no other rank waits for it.
         let line = |e: &DeviceError| e.to_string();
         let mut session = together(peers.as_ref(), opened, line, |elsewhere| DeviceError::Refused(elsewhere.what))?;
         if let Some(peers) = peers {
@@ -127,17 +126,18 @@ impl Session {
         Ok(Session { laid, device, logits, seen: 0, rehearsed: None, results, peers: None })
     }
 
-    /// The other ranks, where there are any.
+    /// The other ranks, if there are any.
     pub fn peers(&self) -> Option<SharedPeers> {
         self.peers.clone()
     }
 
-    /// Its storage: of tables that ranks share, this rank's part.
+    /// The session's storage: for tables that ranks share, this rank's part.
     pub fn storage(&mut self) -> Held<'_> {
         Held { storage: &mut self.device, windows: &self.laid.windows }
     }
 
-    /// Lets a GPU's products use the algorithms that a run chose, before anything is recorded; it warns where it cannot.
+    /// Makes a GPU's matrix multiplications use the algorithms of an earlier run, before anything is recorded; the GPU
+    /// warns where it cannot.
     pub fn reuse(&mut self, algorithms: &[Choice]) {
         let Some(gpu) = self.device.gpu() else { return };
         if let Err(warning) = gpu.reuse(algorithms) {
@@ -145,13 +145,13 @@ impl Session {
         }
     }
 
-    /// The algorithms that the GPU's products use.
+    /// The algorithms of the GPU's matrix multiplications.
     pub fn algorithms(&mut self) -> Option<Vec<Choice>> {
         self.device.gpu().map(|gpu| gpu.choices())
     }
 
-    /// Finds out how much of the history is there, after a checkpoint was read. One without a history, of a run in
-    /// another precision, leaves it to be filled.
+    /// Determines how much of the history exists, after a checkpoint was read. A checkpoint without a history, from a
+    /// run in another precision, leaves the history to be filled.
     ///
     /// # Errors
     /// A lost device.
@@ -162,13 +162,13 @@ impl Session {
         self.seen = 0;
         for step in 0..place.rows() {
             self.device.read(place.slice_rows(step, 1), bytemuck::cast_slice_mut(&mut row))?;
-            // Weights are never all zero.
+            // Weights are never all zero, so a filled row is not zero.
             self.seen += u32::from(row.iter().any(|x| *x != 0.0));
         }
         Ok(())
     }
 
-    /// Takes the history for full, so that steps are timed as most of them run.
+    /// Treats the history as full, so that steps are timed in the form in which most of them run.
     pub fn assume_history(&mut self) {
         self.seen = Scales::WARMUP;
     }
@@ -180,10 +180,10 @@ impl Session {
         let mut storage = Held { storage: &mut self.device, windows: &self.laid.windows };
         for entry in &self.laid.lasting {
             let slot = &entry.slot;
-            // Fresh storage is zero; gradients and moments begin there.
+            // New memory is zero; gradients and moments start from zero.
             let parameter = matches!(slot.role, Role::Weight | Role::Master);
             let wanted = matches!(slot.role, Role::Constant | Role::State) || parameter && seed.is_some();
-            // Integers are read and not drawn.
+            // Integers are loaded and not drawn.
             if slot.init == Init::Zero || !wanted || Integer::of(slot.dtype).is_some() {
                 continue;
             }
@@ -227,7 +227,7 @@ impl Session {
         Ok(())
     }
 
-    /// Begins a step with what changes from step to step.
+    /// Begins a step with the settings that change from step to step.
     ///
     /// # Errors
     /// A lost device.
@@ -236,7 +236,7 @@ impl Session {
         self.set(settings)
     }
 
-    /// Changes them for what follows in this step.
+    /// Changes the settings for the rest of this step.
     ///
     /// # Errors
     /// A lost device.
@@ -244,7 +244,7 @@ impl Session {
         self.device.queue_write(self.laid.places.control.settings, bytemuck::bytes_of(&settings))
     }
 
-    /// Tells the other ranks a number in this step; nothing where there are none.
+    /// Sends a number to the other ranks in this step; does nothing if there are none.
     ///
     /// # Errors
     /// A lost device.
@@ -255,7 +255,7 @@ impl Session {
         }
     }
 
-    /// Ends a step by asking for its results.
+    /// Ends a step and requests its results.
     ///
     /// # Errors
     /// A lost device.
@@ -263,23 +263,23 @@ impl Session {
         self.device.queue_read(results_of(&self.laid.places.control))
     }
 
-    /// Waits for a step and reads its results. On a GPU the next step may be under way.
+    /// Waits for a step and returns its results. On a GPU the next step may be under way.
     ///
     /// # Errors
-    /// What went wrong in that step.
+    /// An error in that step.
     pub fn results(&mut self, ticket: Ticket) -> Result<Results, DeviceError> {
         self.device.results(ticket, bytemuck::cast_slice_mut(&mut self.results))?;
         let results = Results::from_slice(&self.results[..Results::LEN as usize]);
         results.copied().map_err(|e| DeviceError::Failed(e.to_string()))
     }
 
-    /// Of the step whose results were read last: the loss of each rank's micro-batches, and what it told.
+    /// For the step whose results were read last: the loss of each rank's micro-batches, and the number that it sent.
     pub fn of_ranks(&self) -> impl Iterator<Item = [f32; 2]> + '_ {
         let rows = self.results.chunks_exact(Control::RANK as usize).skip(1);
         rows.map(|row| [row[0], row[Results::LEN as usize]])
     }
 
-    /// Writes a batch, behind what was queued.
+    /// Writes a batch, after all queued work.
     pub(super) fn write_batch(&mut self, place: Batch, rows: Rows<'_>) -> Result<(), DeviceError> {
         self.device.queue_write(place.ids, bytemuck::cast_slice(rows.ids))?;
         self.device.queue_write(place.targets, bytemuck::cast_slice(rows.targets))?;
@@ -289,8 +289,8 @@ impl Session {
         }
     }
 
-    /// Writes the key of the masks of the stage's next micro-batch: see [`Dropout::key`](capful_core::ops::Dropout::key).
-    /// Nothing where it has none.
+    /// Writes the key of the dropout masks for the stage's next micro-batch: see
+    /// [`Dropout::key`](capful_core::ops::Dropout::key). Does nothing without dropout.
     ///
     /// # Errors
     /// A lost device.
@@ -301,25 +301,25 @@ impl Session {
         }
     }
 
-    /// Runs what was recorded of `sequence`.
+    /// Runs the recording of `sequence`.
     fn replay(&mut self, sequence: Sequence, section: &str) -> Result<(), DeviceError> {
         let program = self.laid.programs.get(sequence).ok_or_else(|| missing(section))?;
         self.device.replay(sequence.key(), &[program])
     }
 
-    /// Makes what was recorded of `sequence` ready to be timed.
+    /// Prepares the program of `sequence` for timing.
     pub(super) fn stopwatch(&mut self, sequence: Sequence) -> Result<Stopwatch, DeviceError> {
         let program = self.laid.programs.get(sequence).ok_or_else(|| missing("training"))?;
         self.device.stopwatch(program)
     }
 
-    /// Runs what was recorded of `sequence` and says how many seconds each operation took.
+    /// Runs the program of `sequence`; returns the seconds of each operation.
     pub(super) fn run_timed(&mut self, sequence: Sequence, stopwatch: &Stopwatch) -> Result<Vec<f64>, DeviceError> {
         let program = self.laid.programs.get(sequence).ok_or_else(|| missing("training"))?;
         self.device.run_timed(program, stopwatch)
     }
 
-    /// Forward and backward of one micro-batch of the stage of this index: [batch · seq_len].
+    /// Forward and backward pass of one micro-batch of the stage of this index: [batch · seq_len].
     ///
     /// # Errors
     /// A session without that training section, a lost device.
@@ -328,15 +328,15 @@ impl Session {
         self.replay(sequence, "training")
     }
 
-    /// The step's last micro-batch, as [`Session::micro_batch`], and [`Session::update`]: on a GPU in one recording, so that
-    /// ranks send each other what is complete while the rest is formed.
+    /// The step's last micro-batch, as [`Session::micro_batch`], and [`Session::update`]: on a GPU in one recording, so
+    /// that ranks send complete gradients while the others are computed.
     ///
     /// # Errors
     /// As those.
     pub fn last_micro_batch(&mut self, stage: usize, rows: Rows<'_>, first: bool) -> Result<(), DeviceError> {
         let sequence = self.next_micro_batch(stage, rows, first)?;
         if self.peers.is_none() && !first {
-            // It is recorded already, and nothing is sent.
+            // The sequence is recorded already, and nothing is sent.
             self.replay(sequence, "training")?;
             return self.update();
         }
@@ -346,7 +346,7 @@ impl Session {
         self.device.replay(sequence.key_with_update(), &programs)
     }
 
-    /// Writes the batch of the next micro-batch, and says which it is.
+    /// Writes the batch of the next micro-batch, and returns its sequence.
     fn next_micro_batch(&mut self, stage: usize, rows: Rows<'_>, first: bool) -> Result<Sequence, DeviceError> {
         let warming = self.seen < Scales::WARMUP && self.laid.sections.quantises(stage);
         let batch = self.laid.places.training.get(stage).copied().ok_or_else(|| missing("training"))?;
@@ -354,7 +354,7 @@ impl Session {
         Ok(Sequence::MicroBatch { stage, first, warming })
     }
 
-    /// Moves the parameters.
+    /// Updates the parameters.
     ///
     /// # Errors
     /// A session without a training section, a lost device.
@@ -363,10 +363,11 @@ impl Session {
         self.replay(Sequence::Update, "training")
     }
 
-    /// Exchanges the weights with their averages: twice is nothing. What is evaluated between is the averages.
+    /// Exchanges the weights with their averages; a second call restores them. Evaluations between the two use the
+    /// averages.
     ///
     /// # Errors
-    /// A session that keeps no averages, a lost device.
+    /// A session without averages, a lost device.
     pub fn exchange(&mut self) -> Result<(), DeviceError> {
         self.replay(Sequence::Exchange, "averages")
     }
@@ -384,7 +385,7 @@ impl Session {
         Ok(f64::from(self.results(ticket)?.loss))
     }
 
-    /// The loss of each token of the batch last evaluated, in nats, `[batch · seq_len]`; 0 where the target is `IGNORE`.
+    /// The loss of each token of the batch last evaluated, in nats, `[batch · seq_len]`; 0 if the target is `IGNORE`.
     ///
     /// # Errors
     /// A session without an evaluation section, a lost device.
@@ -394,7 +395,7 @@ impl Session {
         self.device.read(place, bytemuck::cast_slice_mut(losses))
     }
 
-    /// The logits of the first `rows` rows of the batch last evaluated, handed to `visit` row by row.
+    /// Passes the logits of the first `rows` rows of the last evaluated batch to `visit`, row by row.
     ///
     /// # Errors
     /// A session without an evaluation section, a lost device.
@@ -413,7 +414,7 @@ impl Session {
         Ok(())
     }
 
-    /// Feeds one token at `position` and gives the next one's logits, `[vocabulary]`, to change at will.
+    /// Feeds one token at `position` and returns the next token's logits, `[vocabulary]`, mutable.
     ///
     /// # Errors
     /// A session without a decoding section, a position beyond its context, a lost device.
@@ -428,20 +429,20 @@ impl Session {
         Ok(bytemuck::cast_slice_mut(logits))
     }
 
-    /// How many tokens are chosen in one turn; nothing in a session that does not choose. On a GPU many, and a turn may be
-    /// queued while the one before is under way: what the host takes for a token then costs no time.
+    /// How many tokens are chosen in one turn; `None` in a session that does not choose. On a GPU a turn has many
+    /// tokens, and a turn may be queued while the one before is running: the host's time for a token is then hidden.
     pub fn turn(&mut self) -> Option<usize> {
         self.laid.places.choice.map(|_| if self.device.gpu().is_some() { Programs::TOGETHER } else { 1 })
     }
 
-    /// Whether all that a model remembers lies by position, as keys and values do, so that a position fed again takes the
-    /// place of what was there. The state of a spiking model has gone on.
+    /// Whether all of a model's memory is indexed by position, like keys and values, so that feeding a position again
+    /// overwrites its old content. The state of a spiking model cannot be rewound.
     pub fn remembers_by_position(&self) -> bool {
         let decode = self.laid.programs.get(Sequence::Decode).unwrap_or_default();
         decode.iter().any(|op| matches!(op, Op::CachedAttention(_)))
     }
 
-    /// Queues a turn of `count` tokens, a whole one or 1, behind the turn before, or else behind what `after` says.
+    /// Queues a turn of `count` tokens, a whole turn or 1, after the previous turn, or else after the state `after`.
     ///
     /// # Errors
     /// A session that does not choose, a lost device.
@@ -466,10 +467,10 @@ impl Session {
         self.device.queue_read(choice.chosen)
     }
 
-    /// What a turn chose: behind position p at p modulo their number.
+    /// The tokens that a turn chose: the one after position p at index p modulo their number.
     ///
     /// # Errors
-    /// What went wrong in that turn.
+    /// An error in that turn.
     pub fn chosen(&mut self, turn: Ticket) -> Result<[u32; Programs::TOGETHER], DeviceError> {
         let mut ids = [0; Programs::TOGETHER];
         let mut here = ids;
@@ -495,11 +496,11 @@ fn missing(section: &str) -> DeviceError {
     DeviceError::Failed(format!("this session has no {section} section"))
 }
 
-/// Elements that are worth a thread.
+/// Number of elements that are worth a thread.
 const SHARE: usize = 16 << 10;
 
-/// Hands `write` the elements in parts, each with the number of its first, on as many threads as there are: on one, the
-/// weights of a model of 200 M take longer to draw than a GPU to be made ready.
+/// Passes the elements in parts to `write`, each with the number of its first element, on all available threads: on a
+/// single thread, drawing the weights of a model of 200 M parameters takes longer than preparing a GPU.
 fn fill(elements: &mut [f32], first: u64, write: impl Fn(u64, &mut [f32]) + Sync) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = elements.len().div_ceil(cores).max(SHARE);

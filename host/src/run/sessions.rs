@@ -1,5 +1,5 @@
-//! What a run says when its command begins and when it ends, kept beside its metrics: a line of JSON each, which begins with
-//! the digest of the rest of it. Runs of earlier versions have no such file.
+//! What a run reports when its command begins and when it ends, stored next to its metrics: lines of JSON, each of
+//! which begins with the digest of its remaining text. Runs of earlier versions have no such file.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
@@ -13,68 +13,68 @@ use crate::{digest, disk, regular};
 /// The file in a run's directory.
 pub const FILE_NAME: &str = "sessions.jsonl";
 
-/// What was said.
+/// A reported event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event {
     /// A command began to train.
     Began(Began),
-    /// What the model said at an evaluation.
+    /// A sample of the model's text at an evaluation.
     Sampled(Sampled),
-    /// It came to its end.
+    /// The command finished its run.
     Ended(Ended),
 }
 
-/// How a command began to train.
+/// The beginning of a command's training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Began {
-    /// Steps done before.
+    /// Steps done before it.
     pub step: u64,
     /// Seconds since 1970.
     pub at: u64,
     /// The program's version.
     pub version: String,
-    /// The operating system and the processor's kind.
+    /// The operating system and the processor architecture.
     pub system: String,
-    /// Cores that it may use.
+    /// Number of available cores.
     pub cores: usize,
-    /// What trains.
+    /// The training device.
     pub device: String,
     /// The command line.
     pub command: Vec<String>,
-    /// What was said of the data: order, held-out documents, what the tokenizer does not know.
+    /// The report about the data: order, held-out documents, words unknown to the tokenizer.
     #[serde(default)]
     pub data: Vec<String>,
 }
 
-/// A sample of the model on the way.
+/// A sample of the model's text during the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sampled {
     /// Steps done.
     pub step: u64,
-    /// What the model says.
+    /// The text.
     pub sample: String,
 }
 
-/// What a command came to.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ended {
     /// Steps done.
     pub step: u64,
     /// Seconds since 1970.
     pub at: u64,
-    /// The last line that `train --json` prints.
+    /// The last line of `train --json`.
     pub result: serde_json::Value,
-    /// What the model says after it, where somebody asked.
+    /// A sample of the model's text after it, if one was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample: Option<String>,
-    /// Documents of the source, held-out ones included, where they are counted.
+    /// Number of documents of the source, including held-out ones, if they were counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<u64>,
-    /// Tokens of the source, those of held-out documents included, where they are counted.
+    /// Number of tokens of the source, including those of held-out documents, if they were counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_tokens: Option<u64>,
-    /// What of the text was passed over or mended, a line a source.
+    /// Skipped and repaired text, one line for each source.
     #[serde(default)]
     pub flaws: Vec<String>,
 }
@@ -84,19 +84,19 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// What a line begins with before its digest, and behind it.
+/// The text of a line before its digest, and the text after it.
 const SEAL: [&str; 2] = ["{\"xxh3\":\"", "\","];
 const DIGITS: usize = 16;
 
-/// A line with the digest of what follows it.
+/// A line with the digest of its remaining text.
 fn sealed(event: &Event) -> serde_json::Result<String> {
     let text = serde_json::to_string(event)?;
-    // Without the brace that begins it.
+    // Without the opening brace.
     let rest = &text[1..];
     Ok(format!("{}{:016x}{}{rest}\n", SEAL[0], digest::of(rest.as_bytes()), SEAL[1]))
 }
 
-/// What a line says; nothing where it is not what was written.
+/// The event of a line; `None` if the line has changed.
 fn opened(line: &str) -> Option<Event> {
     let line = line.strip_prefix(SEAL[0])?;
     let (digits, rest) = line.split_at_checked(DIGITS)?;
@@ -105,7 +105,7 @@ fn opened(line: &str) -> Option<Event> {
     serde_json::from_str(&format!("{{{rest}")).ok().filter(|_| same)
 }
 
-/// Adds a line to the file of the run in `dir`. A line before it that was cut is taken away.
+/// Adds a line to the file of the run in `dir`. An incomplete line before it is removed.
 ///
 /// # Errors
 /// The file system.
@@ -124,10 +124,10 @@ pub fn add(dir: &Path, event: &Event) -> io::Result<()> {
     file.sync_data()
 }
 
-/// All that the run in `dir` said; nothing of earlier versions. A last line that was cut is passed over.
+/// All events of the run in `dir`; empty for earlier versions. An incomplete last line is skipped.
 ///
 /// # Errors
-/// The line that is not what was written.
+/// The line that has changed.
 pub fn read(dir: &Path) -> Result<Vec<Event>, String> {
     let path = dir.join(FILE_NAME);
     let text = match regular::text_at_most(&path, regular::STATE) {
@@ -143,10 +143,10 @@ pub fn read(dir: &Path) -> Result<Vec<Event>, String> {
     lines.map(event).collect()
 }
 
-/// Whether the file is as it was written, and how many lines it has; nothing where there is none.
+/// Checks the file against its digests and returns its number of lines; `None` if there is no file.
 ///
 /// # Errors
-/// As [`read`]; a last line that was cut.
+/// As [`read`]; an incomplete last line.
 pub fn compare(dir: &Path) -> Result<Option<usize>, String> {
     let path = dir.join(FILE_NAME);
     if !path.exists() {

@@ -13,10 +13,10 @@ pub(super) fn shapes(stages: Vec<Stage>) -> Shapes {
     })
 }
 
-/// Each batch's place in its block. The last block of a stage is as long as what is left of it, but not that of the run:
-/// its steps may become more when it is resumed.
+/// Each batch's place in its block. The last block of a stage has only the stage's remaining batches, but not the last
+/// block of the run: the run may get more steps when it is resumed.
 ///
-/// `ends` are the stages' ends but the last one's, of stages that the run does not reach too.
+/// `ends` are the ends of all stages except the last, including stages that the run does not reach.
 pub(super) fn blocks(stages: Vec<Stage>, ends: Vec<u64>, span: u32) -> Blocks {
     Box::new(move |number| {
         let Ok(curriculum) = Curriculum::new(&stages) else { return InBlock { index: 0, batches: 1 } };
@@ -26,7 +26,7 @@ pub(super) fn blocks(stages: Vec<Stage>, ends: Vec<u64>, span: u32) -> Blocks {
         let (index, first) = ((number - begins) % batches, number - (number - begins) % batches);
         let left = ends.get(stage).map_or(batches, |&end| curriculum.micro_batches(end).saturating_sub(first));
         if left <= index {
-            // A reader ahead of a run that ends with its stage.
+            // The reader is ahead of a run that ends with its stage.
             return InBlock { index: 0, batches: 1 };
         }
         InBlock { index: index as usize, batches: batches.min(left) as usize }

@@ -1,29 +1,29 @@
-//! The course of a loss in a few characters.
+//! A plot of a loss in a few characters.
 
-/// Columns of a whole picture.
+/// Columns of a full plot.
 const COLUMNS: usize = 16;
-/// From the lowest to the highest.
+/// From the lowest level to the highest.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Means of as many values a column as are needed for all to have room.
+/// Means of the values; each column has as many values as are needed for all columns to fit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spark {
     /// Sums of finished columns.
     sums: [f64; COLUMNS],
     columns: usize,
-    /// Values of a column, and the sum and number of those of the one that is begun.
+    /// Values of a column, and the sum and number of values of the current column.
     each: u32,
     sum: f64,
     count: u32,
 }
 
 impl Spark {
-    /// Nothing yet.
+    /// An empty plot.
     pub(super) fn new() -> Spark {
         Spark { sums: [0.0; COLUMNS], columns: 0, each: 1, sum: 0.0, count: 0 }
     }
 
-    /// Adds a value; one that is no number is passed over.
+    /// Adds a value; a value that is not finite is ignored.
     pub(super) fn add(&mut self, value: f64) {
         if !value.is_finite() {
             return;
@@ -33,7 +33,7 @@ impl Spark {
             return;
         }
         if self.columns == COLUMNS {
-            // Two columns become one.
+            // Each two columns are merged into one.
             for pair in 0..COLUMNS / 2 {
                 self.sums[pair] = self.sums[2 * pair] + self.sums[2 * pair + 1];
             }
@@ -44,7 +44,7 @@ impl Spark {
         (self.columns, self.sum, self.count) = (self.columns + 1, 0.0, 0);
     }
 
-    /// The picture; nothing of fewer than two columns.
+    /// The plot; `None` with fewer than two columns.
     pub(super) fn draw(&self) -> Option<String> {
         let sums = &self.sums[..self.columns];
         let (least, most) = sums.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), &s| (a.min(s), b.max(s)));

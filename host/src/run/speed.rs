@@ -1,22 +1,22 @@
-//! How fast a run is, and what share of the machine it takes.
+//! The speed of a run, and its share of the machine.
 
 use std::fs::File;
 use std::time::Instant;
 
-/// Between two readings.
+/// The speed between two readings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Speed {
     /// Tokens a second.
     pub tokens_per_s: f64,
-    /// Seconds that all threads together spent on processors, a second; where the system says so.
+    /// Processor seconds of all threads together, for each second; where the system tells.
     pub cpu: Option<f64>,
-    /// Seconds that the GPU had a step under way, a second; where there is a GPU.
+    /// Seconds with a step under way on the GPU, for each second; where there is a GPU.
     pub gpu: Option<f64>,
-    /// Seconds that steps waited for text, in all of that time.
+    /// Seconds in which steps waited for text, in the whole interval.
     pub waited: f64,
 }
 
-/// Remembers the last reading. Reading allocates nothing.
+/// Stores the last reading. Reading allocates nothing.
 #[derive(Debug)]
 pub struct Speedometer {
     stat: Option<File>,
@@ -29,7 +29,7 @@ pub struct Speedometer {
 }
 
 impl Speedometer {
-    /// Starts the clock at a run that has seen `tokens` and whose GPU was busy for `gpu` seconds.
+    /// Starts at a run that has processed `tokens` and whose GPU was busy for `gpu` seconds.
     pub fn start(tokens: u64, gpu: Option<f64>) -> Speedometer {
         let stat = File::open("/proc/self/stat").ok();
         Speedometer {
@@ -43,8 +43,8 @@ impl Speedometer {
         }
     }
 
-    /// Reads the clock at a run that has seen `tokens`, whose GPU was busy for `gpu` seconds and whose steps waited for
-    /// `waited`, all in all.
+    /// Takes a reading at a run that has processed `tokens`, whose GPU was busy for `gpu` seconds and whose steps
+    /// waited for `waited` seconds, all since the beginning.
     pub fn read(&mut self, tokens: u64, gpu: Option<f64>, waited: f64) -> Speed {
         let now = Instant::now();
         let seconds = (now - self.at).as_secs_f64().max(1e-9);
@@ -55,14 +55,14 @@ impl Speedometer {
             gpu: gpu.map(|now| (now - self.gpu) / seconds),
             waited: waited - self.waited,
         };
-        // A GPU may have had the step before under way meanwhile: no more is lost than it was idle.
+        // The GPU may have run the previous step at the same time: at most its idle time was lost.
         self.lost += speed.waited.min(speed.gpu.map_or(f64::INFINITY, |gpu| (1.0 - gpu).max(0.0) * seconds));
         (self.at, self.tokens, self.cpu, self.gpu) = (now, tokens, cpu, gpu.unwrap_or(0.0));
         self.waited = waited;
         speed
     }
 
-    /// Seconds that were lost by waiting for text, up to the last reading.
+    /// Seconds lost by waiting for text, up to the last reading.
     pub fn lost(&self) -> f64 {
         self.lost
     }
@@ -71,14 +71,14 @@ impl Speedometer {
 /// Ticks a second in /proc: a constant of the kernel's interface to programs.
 const TICKS: f64 = 100.0;
 
-/// User and system time of this program.
+/// User and system time of this process.
 #[cfg(unix)]
 fn processor_seconds(stat: Option<&File>) -> Option<f64> {
     use std::os::unix::fs::FileExt;
     let mut buffer = [0; 512];
     let len = stat?.read_at(&mut buffer, 0).ok()?;
     let text = std::str::from_utf8(&buffer[..len]).ok()?;
-    // The name in parentheses may hold anything; fields 14 and 15 count from before it.
+    // The name in parentheses may contain anything; fields 14 and 15 are counted from before it.
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<f64>().ok();
     Some((ticks()? + ticks()?) / TICKS)
@@ -103,7 +103,7 @@ mod tests {
         let speed = meter.read(400, Some(0.25), 0.2);
         assert!((500.0..=1000.1).contains(&speed.tokens_per_s), "{speed:?}");
         assert!(speed.gpu.is_some_and(|g| (0.25..=0.51).contains(&g)), "{speed:?}");
-        // Idle for about half of 0.3 seconds, of which it waited 0.2: what is lost is the idle part.
+        // The GPU was idle for about half of 0.3 seconds, of which steps waited 0.2: the idle part counts as lost.
         assert_eq!(speed.waited, 0.2);
         assert!((0.149..0.2).contains(&meter.lost()), "{}", meter.lost());
         #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! How a run stands, by what lies in its directory.
+//! The state of a run, determined by the files in its directory.
 
 use std::path::Path;
 
@@ -8,17 +8,17 @@ use super::checkpoint::{self, TrainerState};
 use super::claim;
 use crate::config::Config;
 
-/// How a run stands.
+/// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// All of its steps are saved.
     Done,
-    /// Some are not, and nobody trains it.
+    /// Some steps are not saved, and no process trains it.
     Interrupted,
     /// A process has claimed it.
     Running,
-    /// A model from elsewhere, without training.
+    /// A model of another program, without training.
     Imported,
     /// A run that cannot be read.
     Damaged,
@@ -40,7 +40,8 @@ impl State {
     }
 }
 
-/// How the run of `config` in `dir` stands, whose last complete checkpoint is `last`, and what that says of its training.
+/// The state of the run of `config` in `dir`, whose last complete checkpoint is `last`, and the trainer state in that
+/// checkpoint.
 ///
 /// # Errors
 /// A checkpoint that cannot be read.
@@ -55,7 +56,7 @@ pub fn of(dir: &Path, config: &Config, last: Option<&Path>) -> Result<(State, Op
     Ok((state, saved))
 }
 
-/// How a run of `config` that was trained here, saved so, stands where nobody trains it.
+/// The state of a run of `config` that was trained by this program and has this saved state, if no process trains it.
 pub fn unclaimed(config: &Config, saved: Option<&TrainerState>) -> State {
     let is_last = config.steps > 0 && saved.is_some_and(|saved| saved.is_last(config));
     if is_last { State::Done } else { State::Interrupted }

@@ -1,43 +1,43 @@
-//! How a run stands, in one line: all of it in a file, as much as fits in a terminal.
+//! The state of a run in one line: complete in a file, and as much as fits in a terminal.
 
 use crate::suggest::ending::Expected;
 use capful_base::human_bytes;
 use capful_base::words::{duration, grouped};
 
-/// Columns between parts.
+/// Columns between two parts.
 const GAP: usize = 2;
 /// Columns of the bar.
 const BAR: std::ops::RangeInclusive<usize> = 8..=30;
 
-/// What there is to say.
+/// The values to show.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Status {
-    /// Steps done, of how many.
+    /// Steps done, and steps of the run.
     pub step: u64,
     pub steps: u64,
-    /// The stage under way, where there are several.
+    /// The current stage, if there are several.
     pub stage: String,
     pub loss: Option<f64>,
-    /// Its course so far, in a terminal.
+    /// The plot of the loss so far, in a terminal.
     pub course: Option<String>,
     pub val_loss: Option<f64>,
-    /// The same of the averages of the weights.
+    /// The validation loss of the averages of the weights.
     pub averaged: Option<f64>,
-    /// The validation loss above the mean training loss before it.
+    /// The validation loss minus the mean training loss before it.
     pub gap: Option<f64>,
-    /// Where the run will end.
+    /// The predicted final loss.
     pub end: Option<Expected>,
-    /// Steps that changed nothing.
+    /// Number of steps that changed nothing.
     pub skipped: u64,
     pub tokens_per_s: Option<f64>,
     /// Main memory in use, and planned.
     pub memory: Option<(u64, u64)>,
-    /// Seconds that the rest takes.
+    /// Seconds until the end.
     pub left: Option<f64>,
 }
 
 impl Status {
-    /// The parts from left to right, each with its rank: the highest is left away first.
+    /// The parts from left to right, each with its rank: the part of the highest rank is omitted first.
     fn parts(&self) -> Vec<(u8, String)> {
         let Status { step, steps, stage, loss, val_loss, averaged, gap, end, .. } = self;
         let Status { course, skipped, tokens_per_s, memory, left, .. } = self;
@@ -64,7 +64,7 @@ impl Status {
         format!("step {}", parts.join(&" ".repeat(GAP)))
     }
 
-    /// At most `columns` columns of it, a bar in what is left of them.
+    /// At most `columns` columns of the line, with a bar in the remaining columns.
     pub(super) fn fitting(&self, columns: usize) -> String {
         let mut parts = self.parts();
         let width = |parts: &[(u8, String)]| {
@@ -78,12 +78,12 @@ impl Status {
         let room = columns.saturating_sub(width(&parts) + GAP).min(*BAR.end());
         let bar = BAR.contains(&room).then(|| bar(self.step, self.steps, room));
         let parts: Vec<_> = bar.into_iter().chain(parts.into_iter().map(|(_, part)| part)).collect();
-        // What does not fit even so is a terminal of few columns.
+        // If the line still does not fit, the terminal has very few columns.
         parts.join(&" ".repeat(GAP)).chars().take(columns).collect()
     }
 }
 
-/// `part` of `all`, in so many columns.
+/// A bar for `part` of `all`, with this many columns.
 fn bar(part: u64, all: u64, columns: usize) -> String {
     let full = (part.min(all) as f64 / all.max(1) as f64 * columns as f64) as usize;
     "█".repeat(full) + &"░".repeat(columns - full)
@@ -97,7 +97,7 @@ pub fn wrapped(text: &str, columns: usize) -> String {
             out.push('\n');
         }
         let mut used = 0;
-        // Each word with the spaces before it, which a new line takes the place of.
+        // Each word with the spaces before it; a line break replaces these spaces.
         let mut rest = line;
         while !rest.is_empty() {
             let blank = rest.len() - rest.trim_start_matches(' ').len();
@@ -162,7 +162,7 @@ mod tests {
         );
         let drawn = Status { course: Some("█▅▂▁".to_owned()), ..plain.clone() };
         assert!(drawn.fitting(110).contains("loss 3.457  █▅▂▁  val 3.500"), "{}", drawn.fitting(110));
-        // It is the first to go.
+        // The course is omitted first.
         assert_eq!(drawn.fitting(92), plain.fitting(92));
         assert_eq!(plain.fitting(59), "1,200/10,000  loss 3.457  10,941 tokens/s  12 min left");
         assert_eq!(plain.fitting(40), "1,200/10,000  loss 3.457  12 min left");

@@ -3,7 +3,7 @@
 //! Formats: TensorFlow's `record_writer` (length, its checksum, data, its checksum) and `event.proto`
 //! (1: wall time, 2: step, 3: file version, 5: summary of values with 1: tag and 2: simple value).
 
-/// A record: it fits whatever tag of ours is in it.
+/// A record; its buffer fits every tag of this program.
 pub type Record = heapless::Vec<u8, 128>;
 
 /// The record that begins a file.
@@ -13,7 +13,7 @@ pub fn version(wall_time: f64) -> Record {
     frame(&event)
 }
 
-/// A scalar at a step. `tag` has at most 40 bytes.
+/// A scalar at a step. `tag` must have at most 40 bytes.
 pub fn scalar(wall_time: f64, step: u64, tag: &str, value: f32) -> Record {
     let mut inner = Record::new();
     bytes_field(&mut inner, 1, tag.as_bytes());
@@ -45,7 +45,7 @@ fn frame(data: &[u8]) -> Record {
     record
 }
 
-/// What does not fit is left out; tags are short constants, so everything fits.
+/// Excess bytes would be dropped; tags are short constants, so everything fits.
 fn push(out: &mut Record, bytes: &[u8]) {
     let _ = out.extend_from_slice(bytes);
 }
@@ -64,10 +64,11 @@ fn varint(out: &mut Record, mut value: u64) {
     push(out, &[value as u8]);
 }
 
-/// How many whole records a file's `content` begins with; a killed run may leave half of one behind them.
+/// The number of complete records at the beginning of a file's `content`; a killed run may leave a partial record after
+/// them.
 ///
 /// # Errors
-/// Where the first record begins whose checksums are not its own.
+/// The offset of the first record with wrong checksums.
 pub fn records(content: &[u8]) -> Result<u64, usize> {
     let (mut at, mut count) = (0, 0);
     let sum = |at: usize| Some(u32::from_le_bytes(content.get(at..at + 4)?.try_into().ok()?));

@@ -1,4 +1,4 @@
-//! A profiled step as trace events in JSON, which Perfetto and Chrome's own viewer show.
+//! Writes a profiled step as trace events in JSON, for Perfetto and Chrome's own viewer.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
@@ -12,12 +12,12 @@ use super::profile::Profile;
 const PARTS: u32 = 1;
 const OPERATIONS: u32 = 2;
 
-/// Nanoseconds of a moment of the step. Events end where the next begin, so that none overlap by rounding.
+/// A time of the step in nanoseconds. Events end where the next ones begin, so that none overlap by rounding.
 fn nanoseconds(seconds: f64) -> u64 {
     (seconds * 1e9).round() as u64
 }
 
-/// An event that begins and ends; times in microseconds, as viewers read them.
+/// An event with beginning and end; times in microseconds, as viewers expect.
 fn event(name: &str, track: u32, [from, to]: [u64; 2], arguments: Value) -> Value {
     let micros = |ns: u64| ns as f64 / 1e3;
     json!({
@@ -51,8 +51,8 @@ fn events(profile: &Profile, title: &str) -> Vec<Value> {
     events
 }
 
-/// A file to be: made at once, so that what cannot be written is known before anything is timed; given its name when it
-/// is whole.
+/// A trace file: created at once, so that a path that cannot be written is detected before anything is timed; renamed
+/// to its final name when it is complete.
 pub struct TraceFile {
     path: PathBuf,
     temporary: PathBuf,
@@ -60,10 +60,10 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Makes room for it.
+    /// Creates the file under a temporary name.
     ///
     /// # Errors
-    /// It cannot be made there: a directory has that name or there is none to put it in.
+    /// It cannot be created there: a directory has that name, or its parent directory does not exist.
     pub fn create(path: &Path) -> io::Result<TraceFile> {
         if path.is_dir() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory"));
@@ -75,16 +75,16 @@ impl TraceFile {
         Ok(TraceFile { path: path.to_owned(), temporary, file })
     }
 
-    /// Writes the trace of `profile` and gives it its name.
+    /// Writes the trace of `profile` and gives the file its final name.
     ///
     /// # Errors
-    /// The file system; nothing is left then.
+    /// The file system; then no file is left.
     pub fn write(mut self, profile: &Profile, title: &str) -> io::Result<()> {
         let Some(file) = self.file.take() else { return Ok(()) };
         let mut out = BufWriter::new(file);
         out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
         for (i, event) in events(profile, title).iter().enumerate() {
-            // A line an event, so that a text editor is of use too.
+            // One event in each line, so that a text editor is usable too.
             out.write_all(if i == 0 { b"\n" } else { b",\n" })?;
             serde_json::to_writer(&mut out, event)?;
         }
@@ -96,7 +96,7 @@ impl TraceFile {
 
 impl Drop for TraceFile {
     fn drop(&mut self) {
-        // It has its name by now, or is not wanted.
+        // The file has its final name by now, or is not wanted.
         let _ = fs::remove_file(&self.temporary);
     }
 }

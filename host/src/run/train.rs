@@ -46,7 +46,7 @@ use crate::device::{DeviceError, Ticket};
 use crate::plan::LOADER_SLOTS;
 use crate::ranks::{SharedPeers, together};
 
-/// Shown every logged step and every evaluation.
+/// Receives every logged step and every evaluation.
 pub trait Observer {
     /// A logged step.
     fn step(&mut self, metrics: &StepMetrics);
@@ -54,12 +54,12 @@ pub trait Observer {
     fn evaluation(&mut self, metrics: &EvalMetrics);
 }
 
-/// A run, prepared: everything is allocated.
+/// A prepared run: everything is allocated.
 pub struct Trainer<'a> {
     config: &'a Config,
-    /// The stages: what a step is, by its number.
+    /// The stages of the run's steps.
     stages: Vec<Stage>,
-    /// When it ends, and its learning rate until then.
+    /// The end of the run, and its learning rate until then.
     ending: Ending,
     energy: Energy,
     session: Session,
@@ -69,49 +69,49 @@ pub struct Trainer<'a> {
     /// Whether tokens restore the bytes of their text.
     restores: bool,
     writer: checkpoint::Writer,
-    /// Of rank 0 alone.
+    /// Only on rank 0.
     metrics: Option<Metrics>,
     gauges: Gauges,
     state: TrainerState,
-    /// What is drawn of each source of a mixture.
+    /// The shares of the sources of a mixture.
     shares: Option<Shares>,
-    /// Of rank 0 of a run that draws them, and the run's directory.
+    /// Only on rank 0 of a run that draws samples: the samples and the run's directory.
     samples: Option<(Samples, PathBuf)>,
-    /// Where it will end: of rank 0 alone, and of a text whose tokens are counted.
+    /// The prediction of the final loss: only on rank 0, and for a text whose tokens are counted.
     outlook: Option<Outlook>,
     /// The last evaluation, of the weights and of their averages, and its step.
     scored: Option<(u64, Scores)>,
     /// Steps done before this session.
     first: u64,
-    /// The run's directory, until its configuration is the one that trains.
+    /// The run's directory, until this run's configuration is saved there.
     to_keep: Option<PathBuf>,
-    /// Seconds that steps waited for text.
+    /// Seconds in which steps waited for text.
     waited: f64,
-    /// The most that one save made.
+    /// The most allocations of a single save.
     save: allocations::Count,
     /// When the run was last saved, or began.
     saved: Instant,
-    /// Steps in a row, up to the last one that is known, that changed nothing: see [`Trainer::passed_over`].
+    /// Number of consecutive steps, up to the last concluded one, that changed nothing: see [`Trainer::passed_over`].
     in_a_row: u32,
     stop: Arc<AtomicBool>,
-    /// The other ranks, where there are any.
+    /// The other ranks, if there are any.
     peers: Option<SharedPeers>,
-    /// What any rank told in the last step that is known: [`STOP`] and the like.
+    /// The union of the flags that the ranks sent in the last concluded step: [`STOP`] and others.
     told: u8,
-    /// Why this rank cannot go on, until all ranks know.
+    /// Why this rank cannot continue, until all ranks know.
     lost: Option<String>,
-    /// A micro-batch of nothing, for a rank that has no data.
+    /// A micro-batch of zeros, for a rank without data.
     nothing: Vec<u32>,
 }
 
-/// What a rank tells the others in a step: a signal came, it is time to save, it has lost its data or its files, the end of
-/// a run that ends on time is to be planned.
+/// Flags that a rank sends to the others in a step: a signal arrived, it is time to save, it has lost its data or its
+/// files, the end of a run with a time limit must be planned.
 const STOP: u8 = 1;
 const SAVE: u8 = 2;
 const LOST: u8 = 4;
 const PLAN: u8 = 8;
 
-/// Where a run stood before a step.
+/// The state of a run before a step.
 #[derive(Clone, Copy)]
 struct Before {
     step: u64,
@@ -120,7 +120,7 @@ struct Before {
     averaged: Option<Averaged>,
 }
 
-/// A step that was queued.
+/// A queued step.
 struct Submitted {
     step: u64,
     tokens: u64,
@@ -129,8 +129,8 @@ struct Submitted {
 }
 
 impl<'a> Trainer<'a> {
-    /// Prepares a run in `dir` from its beginning, or from `resume`, a complete checkpoint and its state. `model_config` is
-    /// the model's config.json. SIGINT and SIGTERM raise `stop`. The command began at `begun`.
+    /// Prepares a run in `dir` from its beginning, or from `resume`, a complete checkpoint and its state.
+    /// `model_config` is the model's config.json. SIGINT and SIGTERM set `stop`. The command began at `begun`.
     ///
     /// # Errors
     /// Data shorter than a batch; a checkpoint of another tokenizer, other data or another shape; the file system.
@@ -181,7 +181,7 @@ impl<'a> Trainer<'a> {
             }
             origin.restore(&lasting, &config.family(), &mut session.storage())?;
         }
-        // On a processor those of the GPU stay as they are, for when the run comes back to it.
+        // On a CPU the GPU's algorithms stay in the state, in case the run returns to a GPU.
         state.algorithms = session.algorithms().unwrap_or(state.algorithms);
         let slots = Slots { count: LOADER_SLOTS as usize, capacity: micro as usize, block: block as usize };
         let blocks = config.span().map(|span| {
@@ -205,7 +205,7 @@ impl<'a> Trainer<'a> {
         let energy = Energy::start(&mut session);
         writer.go_on(state.evaluations);
         if let Some(evaluations) = &mut state.evaluations {
-            // The lowest from here on is kept, where that of before is not there.
+            // If the checkpoint of the old lowest loss is missing, the lowest loss from here on is used.
             evaluations.best = evaluations.best.filter(|best| !config.keep_best || writer.has(best.step));
         }
         let io = |e: io::Error| directory::DirectoryError::io(dir, &e);
@@ -259,33 +259,33 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// A failure that every rank has.
+    /// A failure of all ranks.
     fn failed(&self, what: impl std::fmt::Display) -> TrainError {
         TrainError::Failed { what: what.to_string(), kept: self.kept() }
     }
 
-    /// A failure of this rank's device.
+    /// A failure of this rank's device only.
     fn failed_here(&self, what: impl std::fmt::Display) -> TrainError {
         TrainError::Here { what: what.to_string(), kept: self.kept() }
     }
 
-    /// Seconds that the GPU's steps took so far.
+    /// Seconds of the GPU's steps so far.
     fn busy(&mut self) -> Option<f64> {
         self.session.device.gpu().map(|gpu| gpu.busy_seconds())
     }
 
-    /// The index of the stage of the step after `step` others, and the stage.
+    /// The stage of the step after `step` others, with its index.
     fn stage(&self, step: u64) -> (usize, Stage) {
         let index = Curriculum::new(&self.stages).map_or(0, |c| c.at(step));
         (index, self.stages[index])
     }
 
-    /// The learning rate of the step after `step` others, which is one of `stage`.
+    /// The learning rate of the step after `step` others, which belongs to `stage`.
     fn learning_rate(&self, step: u64, stage: &Stage) -> f64 {
         self.ending.rate(step) * stage.rate
     }
 
-    /// Queues a step: its micro-batches and the update. Nothing where the data ended.
+    /// Queues a step: its micro-batches and the update. Returns `None` if the data ended.
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
         let (index, stage) = self.stage(self.state.step);
         let TrainerState { step, tokens, position, averaged, .. } = self.state;
@@ -304,18 +304,18 @@ impl<'a> Trainer<'a> {
                 Ok(batch) => batch,
                 Err(e) if self.peers.is_none() => return Err(DeviceError::Failed(e.to_string())),
                 Err(e) => {
-                    // The others are in this step: it goes on, and changes nothing.
+                    // The other ranks are in this step: it continues, but changes nothing.
                     self.lost.get_or_insert_with(|| e.to_string());
                     None
                 }
             };
             self.waited += asked.elapsed().as_secs_f64();
             if let Some(targets) = batch.as_ref().and_then(Batch::targets_of_step) {
-                // The mean is over what is learnt, however it lies in the micro-batches.
+                // The mean is over all targets, however they are divided among the micro-batches.
                 settings.loss_scale = (1.0 / targets.max(1) as f64) as f32;
             }
             if micro == 0 {
-                // Not before its data is there: waiting for the reader is no work of the GPU's.
+                // Only after its data has arrived: waiting for the reader does not count as GPU time.
                 self.session.begin(settings)?;
             }
             let told = self.news();
@@ -330,7 +330,8 @@ impl<'a> Trainer<'a> {
             }
             let number = Curriculum::new(&self.stages).map_or(0, |c| c.number(step, micro, ranks));
             self.session.mask(index, Dropout::key(self.config.seed, number))?;
-            // Exact ranks hear it in every micro-batch, others in the update: of the last one all hear the same.
+            // In exact mode the ranks receive the flags in every micro-batch, otherwise in the update: in the last one
+            // all receive the same flags.
             self.session.tell(f32::from(told))?;
             match micro + 1 < micro_batches {
                 true => self.session.micro_batch(index, rows, micro == 0)?,
@@ -346,7 +347,7 @@ impl<'a> Trainer<'a> {
         Ok(Some(Submitted { step: self.state.step, tokens: self.state.tokens, ticket, before }))
     }
 
-    /// What this rank tells the others. The clock is that of rank 0.
+    /// The flags that this rank sends to the others. The clock of rank 0 decides.
     fn news(&self) -> u8 {
         let flag = |flag, raised| if raised { flag } else { 0 };
         flag(STOP, self.stop.load(Ordering::Relaxed))
@@ -355,7 +356,7 @@ impl<'a> Trainer<'a> {
             | flag(LOST, self.lost.is_some())
     }
 
-    /// Ends the run on all ranks after a step in which one of them had no data: saved as it stood before.
+    /// Ends the run on all ranks after a step in which one of them had no data: saves the state before that step.
     fn end_with_the_lost(&mut self, before: Before) -> TrainError {
         let Before { step, tokens, position, averaged } = before;
         (self.state.step, self.state.tokens, self.state.position) = (step, tokens, position);
@@ -371,7 +372,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Waits for a step if there is one, checks its loss and logs it where it is its turn.
+    /// Waits for a step if there is one, checks its loss and logs it where that is scheduled.
     fn conclude(
         &mut self,
         submitted: Option<Submitted>,
@@ -412,9 +413,9 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Notes what the step took that is done, unless it is one of the first, and what that says of the rest.
+    /// Records the time of the finished step, unless it is one of the first, and the predictions from it.
     fn clock(&mut self, step: u64, progress: &Progress) {
-        // A GPU's first results wait for two steps.
+        // A GPU's first results take two steps.
         let first = step <= self.first + 1 + u64::from(self.session.device.gpu().is_some());
         match first && self.ending.end() > step {
             true => self.ending.costs.pass(),
@@ -435,20 +436,20 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Begins the decay of a run that ends on time, or moves its end.
+    /// Begins the decay of a run with a time limit, or moves its end.
     fn plan_the_end(&mut self) -> Result<(), TrainError> {
         let (config, step) = (self.config, self.state.step);
         let end = self.ending.fall(config, &self.stages, step, self.peers.as_ref());
         let end = end.map_err(|e| self.failed(e))?;
-        // For who looks at it meanwhile, or goes on with it.
+        // For readers in the meantime, and for a run that continues from here.
         let dir = self.writer.dir();
         let keep = || directory::keep_config(dir, &Config { steps: end, ..config.clone() });
         let kept = if config.rank == 0 { allocations::during(Activity::Save, keep) } else { Ok(()) };
         kept.or_else(|e| self.lose_file(e))
     }
 
-    /// Makes the configuration that trains that of the run, once. It waits for a step that went well: until then a resume
-    /// that fails has changed nothing.
+    /// Saves the current configuration as that of the run, once. This happens only after a successful step: until then
+    /// a resume that fails has changed nothing.
     fn keep_config(&mut self) -> Result<(), ConfigError> {
         match self.to_keep.take().filter(|_| self.config.rank == 0) {
             Some(dir) => directory::keep_config(&dir, self.config),
@@ -456,8 +457,8 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// A file of rank 0's that could not be written. The others hear of it in the next step, or at the evaluation after the
-    /// last.
+    /// Handles a file of rank 0 that could not be written. The other ranks learn of it in the next step, or at the
+    /// evaluation after the last step.
     fn lose_file(&mut self, error: impl std::fmt::Display) -> Result<(), TrainError> {
         if self.peers.is_none() {
             return Err(self.failed(error));
@@ -466,8 +467,8 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Counts a step whose loss or norm is not finite: its update left weights, moments and masters as they were, so the
-    /// run can go on. It took its data and its number. Too many in a row have a cause that does not pass.
+    /// Counts a step whose loss or norm is not finite: its update left weights, moments and masters unchanged, so the
+    /// run can continue. It has used its data and its step number. Too many such steps in a row have a permanent cause.
     fn passed_over(&mut self, step: u64, loss: f64, norm: f64) -> Result<(), TrainError> {
         if loss.is_finite() && norm.is_finite() {
             self.in_a_row = 0;
@@ -490,7 +491,7 @@ impl<'a> Trainer<'a> {
         Err(self.failed(format!("step {step}: {what}{before}; lower --lr")))
     }
 
-    /// Ends a run that a signal stopped, after it is saved.
+    /// Ends a run after a signal, once it is saved.
     fn interrupted(&mut self) -> TrainError {
         if let Err(e) = self.save() {
             return e;
@@ -503,7 +504,7 @@ impl<'a> Trainer<'a> {
         self.write(true)
     }
 
-    /// Writes a checkpoint, unless one of this step is there. Where it is `sound`, the oldest go.
+    /// Writes a checkpoint, unless one of this step exists. If it is `sound`, the oldest ones are removed.
     fn write(&mut self, sound: bool) -> Result<(), TrainError> {
         let before = allocations::count(Activity::Save);
         self.ending.costs.pass();
@@ -524,13 +525,13 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Whether a checkpoint is to be written by the clock.
+    /// Whether a checkpoint is scheduled by time.
     fn saves_now(&self) -> bool {
         let minutes = self.config.save_minutes;
         minutes > 0.0 && self.saved.elapsed() >= Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX)
     }
 
-    /// Runs to the last step, evaluates, saves, and gives the session back.
+    /// Runs to the last step, evaluates, saves, and returns the session.
     ///
     /// # Errors
     /// [`TrainError`].
@@ -553,7 +554,7 @@ impl<'a> Trainer<'a> {
             let known = if ahead { pending.replace(submitted) } else { Some(submitted) };
             self.conclude(known, &mut meter, observer, progress)?;
             let step = self.state.step;
-            // Every first time is over once a step's results were read.
+            // All first-time work is over once a step's results were read.
             if step == self.first + 1 + u64::from(ahead) {
                 warm = Some(allocations::count(Activity::Step));
                 warm_read = allocations::count(Activity::Read);
@@ -564,14 +565,14 @@ impl<'a> Trainer<'a> {
             let turn = |every: u64| every > 0 && step.is_multiple_of(every);
             let told = if self.peers.is_some() { self.told } else { self.news() };
             let (stop, evaluate, plan) = (told & STOP != 0, self.evaluation_is_due(), told & PLAN != 0);
-            // What is saved before its rate falls can go on for longer.
+            // A checkpoint from before the decay lets the run continue with more time.
             let falls = plan && self.ending.timed().is_some_and(|timed| timed.fall.is_none());
             due |= turn(self.config.save_every) || told & SAVE != 0 || falls;
             if stop || evaluate || due {
-                // What is evaluated or saved waits for its own loss.
+                // An evaluation or a save waits for the loss of its own step.
                 self.conclude(pending.take(), &mut meter, observer, progress)?;
             }
-            // While steps have no finite loss, their weights may be the cause: they replace no good checkpoint.
+            // While steps have no finite loss, the weights may be the cause: such weights replace no good checkpoint.
             let sound = self.in_a_row == 0;
             if stop && sound {
                 return Err(self.interrupted());
@@ -594,7 +595,8 @@ impl<'a> Trainer<'a> {
         let Scores { score, averaged } = match scored {
             Some((_, scores)) => scores,
             None => {
-                // Before an evaluation, which may take minutes; the checkpoints before it stay until that finds it sound.
+                // Saved before an evaluation, which may take minutes; earlier checkpoints stay until the evaluation
+                // confirms this one.
                 if self.in_a_row == 0 {
                     self.write(false)?;
                 }
@@ -603,7 +605,7 @@ impl<'a> Trainer<'a> {
             }
         };
         self.save()?;
-        // Where no step was left to do.
+        // If no step was left to do.
         let kept = self.keep_config().map_err(|e| e.to_string());
         together::together(self.peers.as_ref(), kept, String::clone, |elsewhere| elsewhere.what)
             .map_err(|e| self.failed(e))?;
@@ -626,7 +628,7 @@ impl<'a> Trainer<'a> {
             session_tokens: self.state.tokens - before,
             allocations: warm.map_or(0, |w| allocations::since(Activity::Step, w).allocations),
             loader_allocations: allocations::since(Activity::Read, warm_read).allocations,
-            // Not before those are counted: it makes some.
+            // Only after the allocations were counted: this call allocates.
             best: best.map(|best| (best, self.writer.has(best.step))),
             save: self.save,
             waited: meter.lost(),

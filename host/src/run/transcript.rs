@@ -1,16 +1,16 @@
-//! A conversation as a file of text: what was said begins with `> `, and below it is the answer.
+//! A conversation as a text file: a user's line begins with `> `, and the answer is below it.
 //!
-//! A line `---` says that the answer ended its document. A line of an answer that could be taken for another begins
-//! with `\`.
+//! A line `---` says that the answer ended its document. A line of an answer that could be mistaken for another kind of
+//! line begins with `\`.
 
-/// What was said, and what the model answered.
+/// A user's line, and the model's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn {
-    /// The line that was said.
+    /// The user's line.
     pub line: String,
     /// The answer.
     pub answer: String,
-    /// Whether it ended the document.
+    /// Whether the answer ended the document.
     pub ended: bool,
 }
 
@@ -33,10 +33,10 @@ pub fn write(turns: &[Turn]) -> String {
     text
 }
 
-/// The turns of such a text.
+/// The turns in such a text.
 ///
 /// # Errors
-/// The line that is none of it, and why.
+/// The line that does not fit the format, and why.
 pub fn read(text: &str) -> Result<Vec<Turn>, String> {
     let mut turns: Vec<Turn> = Vec::new();
     let mut answered = true;

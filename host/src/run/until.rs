@@ -1,4 +1,4 @@
-//! Where a text that a model makes ends: at a token, or before a text.
+//! Where a generated text ends: at a token, or before a text.
 
 use std::ops::ControlFlow;
 
@@ -11,13 +11,13 @@ use crate::format::hugging_face::Generation;
 pub struct Until {
     /// Tokens that end a text and are not part of it.
     pub ends: Vec<u32>,
-    /// Texts before which it ends.
+    /// Texts before which a text ends.
     pub texts: Vec<String>,
 }
 
 impl Until {
-    /// Those that the model of `ids` ids says with its tokenizer, and the texts `stop`. One that is the name of a token
-    /// without text (`<|im_end|>`) is that token.
+    /// The end tokens of the model of `ids` ids with its tokenizer, and the texts `stop`. A text that is the name of a
+    /// token without text (`<|im_end|>`) counts as that token.
     pub fn new(generation: &Generation, tokenizer: &dyn Tokenizer, ids: u32, stop: &[String]) -> Until {
         let mut until = Until { ends: generation.ends(tokenizer, ids), texts: Vec::new() };
         for text in stop {
@@ -31,8 +31,8 @@ impl Until {
     }
 }
 
-/// The text of ids that come one by one, up to where one of `texts` begins. What may be the beginning of one is held back
-/// until it is certain.
+/// The text of ids that arrive one by one, up to where one of `texts` begins. A possible beginning of such a text is
+/// held back until it is certain.
 pub struct Output<'a> {
     streamed: Option<Streamed<'a>>,
     texts: &'a [String],
@@ -41,29 +41,29 @@ pub struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// Nothing yet.
+    /// An empty output.
     pub fn new(tokenizer: &'a dyn Tokenizer, texts: &'a [String]) -> Output<'a> {
         Output { streamed: Some(Streamed::new(tokenizer)), texts, held: String::new(), stopped: false }
     }
 
-    /// What `id` adds.
+    /// The text that `id` adds.
     pub fn push(&mut self, id: u32) -> String {
         let more = self.streamed.as_mut().map_or(String::new(), |streamed| streamed.push(id));
         self.show(&more)
     }
 
-    /// What was held back.
+    /// The text that was held back.
     pub fn finish(&mut self) -> String {
         let more = self.streamed.take().map_or(String::new(), Streamed::finish);
         self.show(&more) + &std::mem::take(&mut self.held)
     }
 
-    /// Whether one of the texts came.
+    /// Whether one of the texts occurred.
     pub fn stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Whether to go on.
+    /// Whether generation should continue.
     pub fn flow(&self) -> ControlFlow<()> {
         if self.stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::data::tokenizer::build;
 
-    /// What is shown of `text`, byte by byte, and whether it stopped.
+    /// The output for `text`, byte by byte, and whether it stopped.
     fn shown(text: &str, stop: &[&str]) -> (Vec<String>, bool) {
         let tokenizer = build("byte", None, true, &mut std::iter::empty()).unwrap().tokenizer;
         let stop: Vec<String> = stop.iter().map(|text| (*text).to_owned()).collect();
@@ -117,11 +117,11 @@ mod tests {
     fn output_ends_before_the_text_and_shows_nothing_of_it() {
         for (text, stop, expected, stopped) in [
             ("he went home . User: hi", &["User:"][..], "he went home . ", true),
-            // A beginning that goes on otherwise is shown.
+            // A beginning that continues differently is shown.
             ("Us Use User. end", &["User:"], "Us Use User. end", false),
             ("aaab", &["aab"], "a", true),
             ("one two", &["two", "on"], "", true),
-            // What was begun and did not come to its end.
+            // A beginning of a stop text at the end of the text is shown.
             ("one tw", &["two"], "one tw", false),
             ("größer 日本 x", &["日本語", "ö"], "gr", true),
             ("a 日本", &["日本語"], "a 日本", false),
@@ -130,7 +130,7 @@ mod tests {
             let (pieces, ended) = shown(text, stop);
             assert_eq!((pieces.concat().as_str(), ended), (expected, stopped), "{text}: {stop:?}");
         }
-        // As soon as it is certain, and no earlier.
+        // Text is shown as soon as it is certain, and no earlier.
         let (pieces, _) = shown("Us-User:", &["User:"]);
         assert_eq!(pieces, ["", "", "Us-", "", "", "", "", "", ""]);
     }

@@ -1,4 +1,4 @@
-//! Whether the files of a run are those that were written.
+//! Checks the files of a run against their digests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,32 +13,32 @@ use crate::data::corpus::Corpus;
 use crate::data::shards::{self, MANIFEST, Shards};
 use crate::regular;
 
-/// What was found of a part of a run.
+/// The result for a part of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// The file or directory.
     pub path: PathBuf,
-    /// How it is.
+    /// The state of it.
     pub state: State,
 }
 
-/// How a part of a run is.
+/// The state of a part of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// As it was written; what was compared.
+    /// Unchanged since it was written; names what was compared.
     Whole(String),
-    /// It cannot be compared; why.
+    /// It cannot be compared; says why.
     Unknown(&'static str),
-    /// It is not what was written; the line names the file.
+    /// Changed since it was written; the line names the file.
     Damaged(String),
 }
 
 const EARLIER: &str = "an earlier version wrote no digests";
 
-/// Compares everything in the run's directory `dir`, or in the checkpoint `dir`, with what was written.
+/// Checks everything in the run's directory `dir`, or in the checkpoint `dir`, against its digests.
 ///
 /// # Errors
-/// The directory cannot be read, or holds neither.
+/// The directory cannot be read, or contains neither a run nor a checkpoint.
 pub fn verify(dir: &Path) -> Result<Vec<Finding>, CheckpointError> {
     if dir.join(DONE).is_file() {
         return Ok(vec![Finding { path: dir.to_owned(), state: of_checkpoint(dir) }]);
@@ -102,7 +102,7 @@ pub fn verify(dir: &Path) -> Result<Vec<Finding>, CheckpointError> {
     Ok(found)
 }
 
-/// How the files of a checkpoint are.
+/// The state of the files of a checkpoint.
 fn of_checkpoint(path: &Path) -> State {
     if let Err(e) = Evaluations::read(path) {
         return State::Damaged(e.to_string());
@@ -112,7 +112,7 @@ fn of_checkpoint(path: &Path) -> State {
     state(whole.map(|digests| digests.map(|digests| format!("{} files", digests.names().count()))), EARLIER)
 }
 
-/// That of what was `found`; why nothing was, where it is `unknown`.
+/// The state for the result `found`; `unknown` says why nothing could be compared.
 fn state(found: Result<Option<String>, impl std::fmt::Display>, unknown: &'static str) -> State {
     match found {
         Ok(Some(what)) => State::Whole(what),
@@ -121,7 +121,7 @@ fn state(found: Result<Option<String>, impl std::fmt::Display>, unknown: &'stati
     }
 }
 
-/// The files of a directory by name; none where it is not there.
+/// The files of a directory by name; empty if it does not exist.
 fn listed(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten();
     let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -129,7 +129,7 @@ fn listed(dir: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The sets of token shards that a run reads: its own, the one in its cache, or its data.
+/// The sets of token shards that a run reads: its own, one in its cache, or its data.
 fn sets(dir: &Path, config: &Config) -> Vec<PathBuf> {
     let data = config.data.names().map(PathBuf::from).filter(|data| data.join(MANIFEST).exists());
     let mut sets: Vec<_> = data.collect();
@@ -138,7 +138,7 @@ fn sets(dir: &Path, config: &Config) -> Vec<PathBuf> {
     }
     match config.cache(dir) {
         Some(Cache::Own(own)) if !config.data.is_mixture() => sets.push(own),
-        // Its directory is named for source and tokenizer.
+        // The directory's name contains the keys of source and tokenizer.
         Some(_) => {
             let last = checkpoint::complete(dir).ok().and_then(|mut there| there.pop());
             let found = last.and_then(|from| {

@@ -1,20 +1,21 @@
-//! The tables of a sparse wiring, drawn at the start. Core draws a row; whole tables are made here, for they are many rows,
-//! drawn on threads, and the synapses by source are sorted out of all rows in memory of their own.
+//! The tables of a sparse wiring, drawn at the start. Core draws single rows; whole tables are built here, because they
+//! have many rows, which are drawn on several threads, and because sorting the synapses by source needs additional
+//! memory.
 
 use std::thread;
 
 use capful_core::memory::WiringPart;
 use capful_core::wiring::Wiring;
 
-/// A table of the wiring of `neurons` rows of `fan_in` sources. Rows are drawn by `threads` threads, which changes
-/// nothing: each is a function of its number.
+/// A table of the wiring of `neurons` rows with `fan_in` sources. `threads` threads draw the rows; their number does
+/// not affect the result: each row is a function of its number.
 pub fn table(wiring: &Wiring, part: WiringPart, [neurons, fan_in]: [u32; 2], len: usize, threads: usize) -> Vec<u32> {
     let sources = sources(wiring, neurons, fan_in, threads);
     if part == WiringPart::Sources {
         return sources;
     }
     let highest = sources.iter().max().map_or(0, |&s| s as usize + 1);
-    // As many entries as the region has, one more than there are sources.
+    // As many entries as the region has, one more than the number of sources.
     let entries = if part == WiringPart::Starts { len } else { highest + 1 };
     let mut starts = vec![0u32; entries];
     sources.iter().for_each(|&s| starts[s as usize + 1] += 1);

@@ -1,19 +1,21 @@
-//! What a text adds to the law, by short runs on it; and how short runs share their time. See docs/scaling.md.
+//! What a text adds to the scaling law, estimated from short runs on it; and how short runs share the time. See
+//! docs/scaling.md.
 
 use super::law::{Course, Text};
 
-/// How far the law is off for a run, in ln bits a byte; what is believed of `less`, 0, and of ln `scale`, −0.4, before any run.
+/// The law's error for a run, in ln bits a byte; the standard deviation of the prior of `less`, whose mean is 0; and
+/// the mean and standard deviation of the prior of ln `scale`.
 const NOISE: f64 = 0.025;
 const LESS: f64 = 0.2;
 const SCALE: [f64; 2] = [-0.4, 0.6];
-/// The part of what a candidate's own run ends above the law that is taken to last.
+/// The fraction of the log ratio between a candidate's own short run and the law that is assumed to persist.
 const OWN: f64 = 0.5;
 
-/// The most probable text for runs and the bits a byte that they ended at.
+/// The most probable text, from runs and the bits a byte that they ended at.
 pub fn anchor(runs: &[(Course, f64)]) -> Text {
     let (mut ln_scale, mut less) = (SCALE[0], 0.0);
     let text = |ln_scale: f64, less: f64| Text { scale: ln_scale.exp(), less };
-    // Gauss and Newton: the residuals are nearly straight in both.
+    // Gauss-Newton: the residuals are nearly linear in both parameters.
     for _ in 0..50 {
         let now = text(ln_scale, less);
         let mut normal = [[SCALE[1].powi(-2), 0.0], [0.0, LESS.powi(-2)]];
@@ -38,22 +40,24 @@ pub fn anchor(runs: &[(Course, f64)]) -> Text {
     text(ln_scale, less)
 }
 
-/// The factor by which a candidate ends above the law on a text, by a run of its own that ended at `bits`.
+/// The factor by which a candidate is expected to end above the law on a text, from the candidate's own run, which
+/// ended at `bits`.
 pub fn own(text: Text, course: &Course, bits: f64) -> f64 {
     (bits / course.bits(text)).powf(OWN)
 }
 
-/// A rung of successive halving: so many runs, each of so many seconds.
+/// A rung of successive halving: `runs` runs of `seconds` each.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rung {
-    /// Runs.
+    /// The number of runs.
     pub runs: usize,
     /// Seconds of each.
     pub seconds: f64,
 }
 
-/// The rungs of `seconds` in all: as many runs as there are candidates, up to eight, half as many twice as long, down to two.
-/// A run of the first `n` candidates needs `least(n)` seconds; nothing where there is no time for two.
+/// Divides `seconds` into rungs: the first has as many runs as there are candidates, up to eight; each next rung has
+/// half as many, twice as long, down to two runs. A run of the first `n` candidates needs `least(n)` seconds; `None` if
+/// there is no time for two runs.
 pub fn rungs(seconds: f64, candidates: usize, least: impl Fn(usize) -> f64) -> Option<Vec<Rung>> {
     [8, 4, 2].into_iter().filter(|runs| *runs <= candidates.max(2)).find_map(|first| {
         let counts: Vec<usize> = (0..).map(|rung| first >> rung).take_while(|runs| *runs >= 2).collect();
@@ -92,11 +96,11 @@ mod tests {
                 approx::assert_relative_eq!(course.bits(found), course.bits(text), max_relative = 0.015);
             }
         }
-        // Without a run, what is believed.
+        // Without a run the text is the mean of the prior.
         assert_eq!(anchor(&[]), Text { scale: (-0.4f64).exp(), less: 0.0 });
     }
 
-    /// By `tests/scaling/law.py`, of the Go text of docs/scaling.md.
+    /// The expected values come from `tests/scaling/law.py`, for the Go text of docs/scaling.md.
     #[test]
     fn a_text_is_what_the_script_makes_of_it() {
         let go = |matrices, tokens, step, length, rate| Course {
@@ -119,7 +123,7 @@ mod tests {
         approx::assert_relative_eq!(found.less, 0.2364, max_relative = 1e-3);
     }
 
-    /// Tokens of the Go text, and bytes.
+    /// Tokens and bytes of the Go text.
     const GO: (f64, f64) = (7_536_738.0, 19_374_179.0);
 
     #[test]
@@ -129,7 +133,7 @@ mod tests {
         assert_eq!(rungs(240.0, 17, |_| 11.0), Some(vec![rung(4, 30.0), rung(2, 60.0)]));
         assert_eq!(rungs(240.0, 3, |_| 10.0), Some(vec![rung(2, 120.0)]));
         assert_eq!(rungs(240.0, 17, |_| 130.0), None);
-        // Larger candidates come in with more of them.
+        // More runs include larger candidates, which need more time.
         assert_eq!(rungs(240.0, 8, |n| n as f64 * 5.0), Some(vec![rung(4, 30.0), rung(2, 60.0)]));
     }
 }

@@ -1,38 +1,41 @@
-//! Where a run of the quick recipe ends, by its evaluations so far: fitted to runs, see "While a run goes on" in
-//! docs/scaling.md.
+//! Predicts where a run of the quick recipe ends from its evaluations so far. The formula was fitted to runs: see
+//! "While a run goes on" in docs/scaling.md.
 
 use super::law::{Course, PROSE};
 
-/// How what the rate adds to the loss goes with its share.
+/// The exponent of the rate's share of the highest rate in what the rate adds to the loss.
 const GAMMA: f64 = 1.15;
-/// What the highest rate adds, as a logarithm, and how that goes with parameters, rate, step, loss and movement.
+/// The logarithm of what the highest rate adds to the loss: a constant, then its slopes in parameters, rate, tokens of
+/// a step, loss and movement.
 const RATE: [f64; 6] = [-3.1729, 0.2172, 0.275_71, -0.2267, -0.653_02, 0.364_98];
-/// The slope that is left, by itself, by the slope so far, by the law's and by how much is left.
+/// The slope of the rest of the run: a constant, then the weights of the slope so far, of the law's slope and of the
+/// remaining movement.
 const SLOPE: [f64; 4] = [0.121_21, 0.659_46, 0.748_09, -0.280_51];
-/// Parts of a run, and how far off predictions at them were, root mean square of the logarithm, of runs or texts that were
-/// left out of the fit.
+/// Parts of a run and the error of predictions there: the root mean square of the logarithm, over runs or texts left
+/// out of the fit.
 const ERRORS: [[f64; 2]; 5] = [[0.5, 0.0209], [0.6, 0.0169], [0.7, 0.0124], [0.8, 0.006], [0.9, 0.0046]];
-/// The most passes over a text that it was fitted to, about.
+/// About the most passes over a text in the runs of the fit.
 const MOST_PASSES: f64 = 4.0;
-/// The part of a run's steps that the evaluation before lies at, and the parts that it may lie at.
+/// The preferred part of the current step for the earlier evaluation, and the range of parts allowed.
 const BEFORE: f64 = 0.6;
 const NEAR: [f64; 2] = [0.4, 0.75];
-/// Evaluations that are kept.
+/// The most evaluations stored.
 const KEPT: usize = 128;
 
-/// Evaluations so far, steps and bits a byte. Of more than it has room for every second stays, then every fourth, and so on.
+/// Evaluations so far: steps and bits a byte. When the storage is full, every second one stays, then every fourth, and
+/// so on.
 #[derive(Debug, Clone, Default)]
 pub struct Curve {
     points: heapless::Vec<(u64, f64), KEPT>,
-    /// The last that was added, and how many that were.
+    /// The step of the last evaluation added, and how many were added.
     last: Option<u64>,
     seen: u64,
-    /// One of so many is kept, as a power of 2.
+    /// One evaluation in 2^`halved` is stored.
     halved: u32,
 }
 
 impl Curve {
-    /// Adds the next evaluation; that of the same step again is no other.
+    /// Adds the next evaluation; a repeated evaluation of the last step is ignored.
     pub fn add(&mut self, step: u64, bits: f64) {
         if self.last.replace(step) == Some(step) {
             return;
@@ -48,12 +51,13 @@ impl Curve {
             });
         }
         if number.is_multiple_of(1 << self.halved) {
-            // There is room.
+            // The push cannot fail: there is room.
             let _ = self.points.push((step, bits));
         }
     }
 
-    /// The one that step `step` is compared with: of those from 0.4 to 0.75 of it the nearest to 0.6, as a ratio.
+    /// The earlier evaluation that step `step` is compared with: among those at 0.4 to 0.75 of `step`, the one whose
+    /// ratio is nearest to 0.6.
     fn before(&self, step: u64) -> Option<(u64, f64)> {
         let part = |of: u64| of as f64 / step as f64;
         let near = self.points.iter().filter(|(of, _)| (NEAR[0]..=NEAR[1]).contains(&part(*of)));
@@ -62,23 +66,23 @@ impl Curve {
     }
 }
 
-/// Steps of a run whose rate falls in a straight line to nothing.
+/// The steps of a run whose rate falls linearly to 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steps {
-    /// All of them.
+    /// All steps.
     pub all: u64,
-    /// Those before the fall.
+    /// Steps before the rate falls.
     pub stable: u64,
 }
 
 impl Steps {
-    /// The rate of step `step`, counted from 1, over the highest; there is no warm-up.
+    /// The rate at step `step`, counted from 1, as a fraction of the highest rate; there is no warm-up.
     fn rate(&self, step: u64) -> f64 {
         let falls = self.all.saturating_sub(self.stable).max(1) as f64;
         (self.all.saturating_sub(step) as f64 / falls).min(1.0)
     }
 
-    /// The sum of those up to `step`.
+    /// The sum of the rates up to `step`.
     fn moved(&self, step: u64) -> f64 {
         let falls = self.all.saturating_sub(self.stable).max(1) as f64;
         let fallen = step.saturating_sub(self.stable) as f64;
@@ -89,14 +93,14 @@ impl Steps {
 /// Where a run is expected to end, in bits a byte.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Expected {
-    /// The most likely.
+    /// The most likely value.
     pub bits: f64,
-    /// Twice the error of such predictions below it, and above it.
+    /// Twice the error of such predictions below the most likely value, and above it.
     pub between: [f64; 2],
 }
 
 impl Expected {
-    /// Half of what lies between.
+    /// Half of the interval's width.
     pub fn off(&self) -> f64 {
         (self.between[1] - self.between[0]) / 2.0
     }
@@ -113,8 +117,8 @@ pub struct Now {
     pub nats: f64,
 }
 
-/// Where a run of `course` will end that stands at `now` and was evaluated as `curve` says. Nothing before half of it and at
-/// its end, where no evaluation lies in the right place before, and after too many passes.
+/// Predicts the end of a run of `course` that stands at `now` and had the evaluations in `curve`. `None` before half of
+/// the run and at its end, without an earlier evaluation in the allowed range, and after too many passes.
 pub fn expected(course: &Course, steps: Steps, curve: &Curve, now: Now) -> Option<Expected> {
     let Now { step, bits, nats } = now;
     if step < steps.all.div_ceil(2) || step >= steps.all || course.passes() > MOST_PASSES {
@@ -143,7 +147,7 @@ pub fn expected(course: &Course, steps: Steps, curve: &Curve, now: Now) -> Optio
     all.iter().all(|bits| bits.is_finite()).then_some(Expected { bits: all[0], between: [all[1], all[2]] })
 }
 
-/// How far off predictions at such a part of a run are: on the lines between those that were measured.
+/// The error of predictions at this part of a run: interpolated linearly between the measured ones.
 fn error(part: f64) -> f64 {
     let line = ERRORS.windows(2).find(|pair| part <= pair[1][0]);
     line.map_or(ERRORS[ERRORS.len() - 1][1], |pair| {
@@ -157,7 +161,7 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    /// A run of the fit, its evaluations, and what its end was.
+    /// A run of the fit: its course, its steps and its evaluations.
     fn run(id: &str) -> (Course, Steps, Vec<Now>) {
         let file = include_str!("../../../tests/scaling/curves.jsonl");
         let mut all = file.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -183,7 +187,7 @@ mod tests {
         (course, steps, curve.collect())
     }
 
-    /// What is expected at each evaluation.
+    /// The prediction at each evaluation.
     fn predictions(id: &str) -> Vec<Option<Expected>> {
         let (course, steps, all) = run(id);
         let mut curve = Curve::default();
@@ -195,7 +199,7 @@ mod tests {
         each.collect()
     }
 
-    /// By the program that fitted it, `tests/scaling/ending.py`.
+    /// The expected values come from `tests/scaling/ending.py`, which made the fit.
     #[test]
     fn it_says_what_the_fit_says() {
         for (id, bits) in [
@@ -205,7 +209,7 @@ mod tests {
         ] {
             let all = predictions(id);
             approx::assert_relative_eq!(all[9].unwrap().bits, bits, max_relative = 1e-12);
-            // Nothing before half of a run and at its end.
+            // `None` before half of a run and at its end.
             let said: Vec<_> = all.iter().map(Option::is_some).collect();
             assert_eq!(said, [vec![false; 9], vec![true; 10], vec![false]].concat(), "{id}");
             let width = |expected: &Expected| (expected.between[1] / expected.between[0]).ln() / 4.0;

@@ -1,64 +1,70 @@
-//! The loss that a run of the quick recipe ends at, by its size, its text, its batch and its length: a law that was fitted on
-//! runs. docs/scaling.md has the runs, the fit and its errors.
+//! The scaling law: the loss at the end of a run of the quick recipe, by its size, text, batch and length. It was
+//! fitted to runs; docs/scaling.md has the runs, the fit and its errors.
 //!
-//! Losses are bits a byte of text; data counts in tokens of 3.396 bytes, so that it does not depend on a tokenizer.
+//! Losses are bits a byte of text. Data is counted in tokens of 3.396 bytes, so that it does not depend on the
+//! tokenizer.
 
-/// Bytes a token of the text and the tokenizer of the fit.
+/// Bytes a token, for the text and the tokenizer of the fit.
 const REFERENCE: f64 = 3.396;
 
-/// What the law asks of a run.
+/// The properties of a run that the law needs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Course {
     /// Parameters of the matrices in the layers: neither tables nor the head.
     pub matrices: f64,
-    /// Tokens trained on.
+    /// Number of tokens trained on.
     pub tokens: f64,
     /// Tokens of the training text.
     pub unique: f64,
     /// Bytes of text a token.
     pub bytes_a_token: f64,
-    /// Ids of the vocabulary.
+    /// Number of ids of the vocabulary.
     pub vocabulary: f64,
     /// Tokens of a step.
     pub step: f64,
     /// Tokens of a sequence.
     pub length: f64,
-    /// The learning rate over the preset's.
+    /// The learning rate as a multiple of the preset's.
     pub rate: f64,
 }
 
-/// What a text adds to the law: its losses are `scale` times those of the law less `less`.
+/// How a text differs from that of the fit: its losses are `scale` times those of the law minus `less`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Text {
     /// A factor.
     pub scale: f64,
-    /// Bits a byte that are taken off before.
+    /// Bits a byte that are subtracted before scaling.
     pub less: f64,
 }
 
 /// The text of the fit: English technical prose and code.
 pub const PROSE: Text = Text { scale: 1.0, less: 0.0 };
 
-/// The lowest loss, of a model without limits on text without end.
+/// The lowest possible loss: of an unlimited model on unlimited text.
 const E: f64 = 0.571_461;
-/// What a million parameters lack of it, and how that falls with their number.
+/// The loss that a model of a million parameters adds to `E`, and the exponent with which it falls with the number of
+/// parameters.
 const SIZE: [f64; 2] = [0.450_805, 0.211_637];
-/// What ten million tokens lack of it, and how that falls with their number.
+/// The loss that training on ten million tokens adds to `E`, and the exponent with which it falls with the number of
+/// tokens.
 const DATA: [f64; 2] = [0.539_779, 0.328_609];
-/// How both add up: as the p-th root of the sum of their p-th powers.
+/// How both losses add up: as the p-th root of the sum of their p-th powers.
 const P: f64 = 1.251_958;
-/// The noise of small steps: at 16,384 tokens and the preset's rate, by the rate, by the tokens of a step.
+/// The noise of small steps: its size at 16,384 tokens and the preset's rate, its exponent in the rate, and the
+/// exponent with which it falls with the tokens of a step.
 const NOISE: [f64; 3] = [0.004_633, -0.502_105, 1.302_637];
-/// What half of 512 tokens of context costs.
+/// The relative loss that a context of 256 tokens adds to that of 512.
 const CONTEXT: f64 = 0.026_824;
-/// What is learnt by heart where a text is read again: its size, and how it goes with parameters, text and passes.
+/// Overfitting on a text that is read repeatedly: its size, and its exponents in parameters, text (it falls with the
+/// text's size) and passes.
 const AGAIN: [f64; 4] = [0.018_062, 0.499_895, 1.228_360, 1.576_922];
 
-/// How losses go with the number of ids over ten thousand, beside what their bytes a token say: three runs were 1.8, 1.0 and
-/// -1.0 % off with 2,000, 5,000 and 20,000.
+/// The exponent with which losses fall with the number of ids over ten thousand, in addition to what their bytes a
+/// token explain: three runs were 1.8, 1.0 and -1.0 % off with 2,000, 5,000 and 20,000 ids.
 const IDS: f64 = 0.0125;
 
-/// Parameters of the matrices in so many layers: queries, keys, values and outputs of a `width`, and SwiGLU's of `feed` columns.
+/// Parameters of the matrices in `layers` layers: queries, keys, values and outputs of `width` columns, and SwiGLU's
+/// matrices of `feed` columns.
 pub fn matrices(layers: u32, width: u32, feed: u32) -> f64 {
     let [layers, width, feed] = [layers, width, feed].map(f64::from);
     layers * (4.0 * width * width + 3.0 * width * feed)
@@ -95,7 +101,7 @@ impl Course {
 mod tests {
     use super::*;
 
-    /// By the program that fitted it, `tests/scaling/law.py`.
+    /// The expected values come from `tests/scaling/law.py`, which made the fit.
     #[test]
     fn it_says_what_the_fit_says() {
         let clean = 75_571_558.0 / 22_252_691.0;
@@ -120,7 +126,7 @@ mod tests {
         }
     }
 
-    /// Its constants are those of the fit's file.
+    /// The constants are those in the file of the fit.
     #[test]
     fn its_constants_are_those_that_were_fitted() {
         let file = include_str!("../../../tests/scaling/law.json");

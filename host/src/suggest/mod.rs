@@ -1,9 +1,9 @@
-//! From what somebody has, bytes, seconds, a text and a machine, to the run that ends lowest with it.
+//! From the user's means (memory, time, a text and a machine) to the run that ends at the lowest loss within them.
 //!
-//! - `law`: the loss that a run ends at; `anchor`: what a text adds to it, by short runs;
-//! - `ending`: where a run under way ends, by its evaluations so far;
+//! - `law`: the loss at the end of a run; `anchor`: what a text adds to the law, from short runs;
+//! - `ending`: where a run in progress ends, from its evaluations so far;
 //! - `shapes`: the models that are tried;
-//! - here: every candidate that fits, with what it takes and what will come of it.
+//! - this file: every candidate that fits, with its cost and its expected loss.
 
 pub mod anchor;
 pub mod ending;
@@ -19,39 +19,38 @@ pub use shapes::{Recipe, Shape};
 const STEPS: [u32; 6] = [2048, 4096, 8192, 16_384, 32_768, 65_536];
 /// Tokens of a sequence that are tried.
 const LENGTHS: [u32; 3] = [256, 512, 1024];
-/// Parts of the time that are tried, each so much shorter than the one before: a text that is read too often is learnt by
-/// heart.
+/// Parts of the time that are tried, each 0.75 times the one before: a text that is read too often is overfitted.
 const SHORTER: f64 = 0.75;
 const PARTS: i32 = 40;
-/// The presets' rate.
+/// The learning rate of the presets.
 const RATE: f64 = 1e-3;
-/// The steps in which the preset's rate moves a model as far as it has to go.
+/// The number of steps in which the preset's rate moves a model as far as necessary.
 const MOVEMENT: f64 = 1000.0;
-/// What is computed again: more only where less does not fit.
+/// Levels of recomputation: a higher one only if the one before does not fit.
 const AGAIN: [Option<Recompute>; 3] = [None, Some(Recompute::CHEAP), Some(Recompute::FULL)];
-/// Evaluations of a run.
+/// Number of evaluations of a run.
 const EVALUATIONS: u64 = 5;
-/// Steps at the preset's rate and decay that the law's runs have at least, less what a run that ends on time may lack, and that
-/// decay.
+/// The fewest steps, at the preset's rate and decay, of the law's runs, minus what a run that ends by time may lack;
+/// and the preset's decay.
 const MOVED: f64 = 850.0;
 const TUNED: f64 = 0.6;
-/// The most passes that it was fitted to.
+/// The most passes in the runs that the law was fitted to.
 const MOST_PASSES: f64 = 14.0;
-/// The recipe for many passes: on what number of tokens it is tried, how many passes it makes, and how far below the best run of the
-/// law's recipe it ends. Measured on one text of 1.2 million tokens: docs/learning.md.
+/// The recipe for many passes: the numbers of tokens that it is tried on, the number of its passes, and its loss as a
+/// fraction of the best of the law's recipe. Measured on one text of 1.2 million tokens: docs/learning.md.
 const LITTLE: std::ops::Range<f64> = 0.4e6..3e6;
 const MANY: f64 = 20.0;
 const BELOW: f64 = 0.95;
-/// Parameters in matrices, and rates over the preset's, to which the law was fitted.
+/// Parameters in matrices, and rates as multiples of the preset's, to which the law was fitted.
 const SIZES: std::ops::RangeInclusive<f64> = 0.15e6..=1e8;
 const RATES: std::ops::RangeInclusive<f64> = 0.24..=4.1;
-/// The fewest steps of a run whose loss the law knows, at the highest rate.
+/// The fewest steps for which the law holds, at the highest rate.
 pub const FEWEST: f64 = 225.0;
 
-/// A tokenizer and what it makes of the text.
+/// A tokenizer, and the size of the text with it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tokens {
-    /// Its ids, where it is not named.
+    /// The size of its vocabulary; `None` if the user named a tokenizer.
     pub vocabulary: Option<u32>,
     /// Bytes of text a token.
     pub bytes: f64,
@@ -59,17 +58,17 @@ pub struct Tokens {
     pub unique: f64,
 }
 
-/// What somebody has.
+/// The user's means.
 pub struct Means<'a> {
-    /// What was written: it holds for every candidate.
+    /// The configuration that the user wrote: it holds for every candidate.
     pub written: &'a RawConfig,
-    /// What was found of it.
+    /// What was found of its files and the machine.
     pub found: &'a Found,
     /// Seconds from the first step to the last save.
     pub seconds: f64,
-    /// The tokenizers that come into question.
+    /// The tokenizers to choose from.
     pub tokens: &'a [Tokens],
-    /// Bytes of a page that is served beside the run.
+    /// Bytes of a page that is served during the run.
     pub live: u64,
 }
 
@@ -78,38 +77,39 @@ pub struct Means<'a> {
 pub struct Candidate {
     /// Its model.
     pub shape: Shape,
-    /// What says it, with what was written.
+    /// Its configuration, including what the user wrote.
     pub raw: RawConfig,
-    /// The run.
+    /// The resolved configuration.
     pub config: Config,
     /// Its machine.
     pub machine: Machine,
-    /// Its tokenizer.
+    /// Its tokenizer, and the size of the text with it.
     pub tokens: Tokens,
     /// Parameters.
     pub params: u64,
-    /// Bytes that it needs.
+    /// Bytes of memory that it needs.
     pub bytes: u64,
     /// Seconds of a step, expected or measured.
     pub step_seconds: f64,
-    /// Its steps: as many as the time holds, or fewer.
+    /// Its steps: as many as the time allows, or fewer.
     pub steps: u64,
-    /// Whether they take all of the time.
+    /// Whether its steps take all of the time.
     pub whole: bool,
-    /// Bits a byte that it ends at: of a text like that of the law's fit, until it is told of another.
+    /// Expected bits a byte at its end: on a text like that of the law's fit, until [`Candidate::anchored`] sets
+    /// another.
     pub bits: f64,
     /// What the text adds to the law.
     text: Text,
-    /// By how much it ends above what the law says, by runs of its own.
+    /// The factor by which it ends above the law, from its own short runs.
     own: f64,
-    /// Whether its step was measured.
+    /// Whether the seconds of a step were measured.
     pub is_measured: bool,
-    /// Whether its rate was written.
+    /// Whether the user wrote the learning rate.
     rate_is_given: bool,
 }
 
 impl Candidate {
-    /// The course of a training of so many steps.
+    /// The course of a training of `steps` steps.
     pub fn course(&self, steps: f64) -> Course {
         let step = self.config.tokens_per_step() as f64;
         Course {
@@ -124,7 +124,7 @@ impl Candidate {
         }
     }
 
-    /// Chooses how long it trains within `seconds`, by its step's.
+    /// Chooses how many steps it trains within `seconds`, from the seconds of a step.
     fn choose(&mut self, seconds: f64) {
         let most = (seconds / self.step_seconds).floor();
         if self.shape.recipe == Recipe::Many {
@@ -134,21 +134,21 @@ impl Candidate {
             return;
         }
         let ends = (0..PARTS).map(|n| SHORTER.powi(n)).map(|part| (part, (part * most).floor()));
-        // Few steps are what there is time for; many passes nobody wants.
+        // Fewer than `FEWEST` steps only if the time allows no more; never more than `MOST_PASSES` passes.
         let ends = ends.filter(|(part, steps)| *part == 1.0 || *steps >= FEWEST);
         let ends = ends.filter(|(_, steps)| self.passes_of(*steps) <= MOST_PASSES);
         let bits = ends.map(|(part, steps)| (self.own * self.course(steps.max(1.0)).bits(self.text), part, steps));
         let (bits, part, steps) = bits.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((f64::INFINITY, 1.0, most));
-        // What the law does not know is worse than it says.
+        // With fewer than `FEWEST` steps a run ends higher than the law says.
         self.bits = if steps < FEWEST { bits * (FEWEST / steps.max(1.0)).powf(0.3) } else { bits };
         (self.steps, self.whole) = (steps as u64, part == 1.0);
         self.raw.lr = self.lr(steps);
     }
 
-    /// Bits a byte of the best run of the law's recipe on its text, whatever the time.
+    /// Bits a byte of the best run of the law's recipe on this text, without a limit of time.
     fn best_of_law(&self) -> f64 {
         let step = self.config.tokens_per_step() as f64;
-        // From half a pass to eight.
+        // From half a pass to eight passes.
         let passes = || (0..=16).map(|quarter| 2f64.powf(f64::from(quarter) / 4.0 - 1.0));
         let runs = Shape::all().flat_map(|shape| passes().map(move |passes| (shape.matrices(), passes)));
         let bits = runs.map(|(matrices, passes)| {
@@ -158,23 +158,23 @@ impl Candidate {
         bits.fold(f64::INFINITY, f64::min)
     }
 
-    /// The learning rate for so many steps, or that which was written.
+    /// The learning rate for `steps` steps, or the one that the user wrote.
     fn lr(&self, steps: f64) -> Option<f64> {
         if self.rate_is_given { self.raw.lr } else { Some(round(RATE * rate(steps))) }
     }
 
-    /// What trains it for so many steps, with what was written.
+    /// The configuration that trains it for `steps` steps, including what the user wrote.
     pub fn short(&self, steps: u64) -> RawConfig {
         RawConfig { time: None, steps: Some(steps), lr: self.lr(steps as f64), ..self.raw.clone() }
     }
 
-    /// Takes what is known of the text and of runs of its own.
+    /// Sets the known effect of the text and of its own short runs.
     pub fn anchored(&mut self, text: Text, own: f64, seconds: f64) {
         (self.text, self.own) = (text, own);
         self.choose(seconds);
     }
 
-    /// Takes the measured seconds of a step for those that were expected.
+    /// Replaces the expected seconds of a step with measured ones.
     pub fn measured(&mut self, step_seconds: f64, seconds: f64) {
         self.step_seconds = step_seconds;
         self.choose(seconds);
@@ -189,17 +189,18 @@ impl Candidate {
         steps * self.config.tokens_per_step() as f64 / self.tokens.unique
     }
 
-    /// What trains it, with what was written: to the end of `time` seconds, or for as many steps as are enough.
+    /// The configuration that trains it, including what the user wrote: until `time` seconds have passed, or for its
+    /// number of steps if they are fewer.
     pub fn training(&self, time: f64) -> RawConfig {
         let (time, steps) = if self.whole { (Some(Span(time)), None) } else { (None, Some(self.steps)) };
-        // Enough evaluations to see how it goes, and where it will end.
+        // Enough evaluations to see the progress, and where it will end.
         let eval_every = self.raw.eval_every.or(Some((self.steps / EVALUATIONS).max(1)));
         RawConfig { time, steps, eval_every, ..self.raw.clone() }
     }
 }
 
-/// What the law asks of a run of `config` with so many `steps` on a text of so many `unique` tokens of so many `bytes` each;
-/// nothing where it was not fitted to such runs.
+/// The law's description of a run of `config` with `steps` steps on a text of `unique` tokens of `bytes` bytes each;
+/// `None` if the law was not fitted to such runs.
 pub fn course(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<Course> {
     let model = match &config.model {
         ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model,
@@ -230,12 +231,13 @@ pub fn course(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<Co
     known.then_some(course)
 }
 
-/// Bits a byte at which such a run ends on a text like that of the law's fit; nothing where it was not fitted to such runs.
+/// Bits a byte at the end of such a run on a text like that of the law's fit; `None` if the law was not fitted to such
+/// runs.
 pub fn expected_bits(config: &Config, steps: u64, unique: u64, bytes: f64) -> Option<f64> {
     Some(course(config, steps, unique, bytes)?.bits(PROSE))
 }
 
-/// A line where a short run of the quick recipe has the preset's rate and would end lower by a higher one.
+/// A line of advice if a short run of the quick recipe has the preset's rate and would end lower with a higher one.
 pub fn wants_a_rate(config: &Config) -> Option<String> {
     let better = round(RATE * rate(config.steps as f64));
     let (short, quick) = ((1..900).contains(&config.steps), is_quick(config));
@@ -244,26 +246,26 @@ pub fn wants_a_rate(config: &Config) -> Option<String> {
     })
 }
 
-/// Whether the run is of a preset that the law is of.
+/// Whether the law covers the run's preset.
 fn is_quick(config: &Config) -> bool {
     config.preset.starts_with("quick-") && config.preset != "quick-tiny" && config.stage.is_empty()
 }
 
-/// The rate over the preset's that so many steps want: docs/scaling.md.
+/// The best rate for `steps` steps, as a multiple of the preset's: docs/scaling.md.
 fn rate(steps: f64) -> f64 {
     (MOVEMENT / steps.max(1.0)).clamp(1.0, 4.0)
 }
 
-/// Two digits.
+/// Rounds to two significant digits.
 fn round(lr: f64) -> f64 {
     format!("{lr:.1e}").parse().unwrap_or(lr)
 }
 
 impl Means<'_> {
-    /// Every candidate that fits, the lowest first. An operation takes `pace` times what is expected of it.
+    /// Every candidate that fits, the lowest loss first. An operation takes `pace` times its expected time.
     ///
     /// # Errors
-    /// What was written is wrong with every shape; nothing fits, with the smallest that does not.
+    /// A configuration that is wrong with every shape; no candidate that fits, with the smallest that does not.
     pub fn candidates(&self, pace: f64) -> Result<Vec<Candidate>, ConfigError> {
         let mut all = Vec::new();
         let (mut refused, mut least) = (None, None::<u64>);
@@ -276,7 +278,7 @@ impl Means<'_> {
                 batch_size: Some(BatchSize::Sequences((step / length).max(1))),
                 seq_len: Some(length),
                 vocab_size: tokens.vocabulary,
-                // One that is there stays.
+                // The recipe's tokenizer is used only if the user named none.
                 tokenizer: own.tokenizer.clone().filter(|_| tokens.vocabulary.is_some()),
                 ..own
             };
@@ -298,7 +300,7 @@ impl Means<'_> {
             }
         }
         let fitted = !all.is_empty();
-        // There may be no time for many passes, or no text for few.
+        // Drops candidates without time for many passes, and those with too little text for a few.
         all.retain(|candidate| candidate.bits.is_finite());
         if fitted && all.is_empty() {
             return Err(self.too_little());
@@ -314,7 +316,7 @@ impl Means<'_> {
         Ok(all)
     }
 
-    /// Why no run is suggested for a text that even the shortest one reads too often.
+    /// The error for a text that even the shortest run reads too often.
     fn too_little(&self) -> ConfigError {
         let tokens = self.tokens.iter().map(|tokens| tokens.unique).fold(0.0, f64::max);
         let shortest = FEWEST * f64::from(STEPS[0]);
@@ -327,7 +329,7 @@ impl Means<'_> {
         ))
     }
 
-    /// Tokenizers, lengths and steps, each of them once.
+    /// Each combination of tokenizer, length and tokens of a step, once.
     fn variants(&self) -> impl Iterator<Item = (Tokens, u32, u32)> + '_ {
         let lengths = self.written.seq_len.map_or(LENGTHS.to_vec(), |length| vec![length]);
         self.tokens.iter().flat_map(move |tokens| {
@@ -394,7 +396,7 @@ mod tests {
         Found { source, cores: 2, ..Found::default() }
     }
 
-    /// The best for a GPU with so much memory and time.
+    /// The best candidate for a GPU with this memory and time.
     fn best(budget: &str, seconds: f64, tokens: Tokens) -> Result<Candidate, ConfigError> {
         let text = format!("gpu = 'h200'\nprecision = 'bf16'\ndata = 'text.jsonl'\nbudget = '{budget}'");
         let (written, found) = (toml::from_str::<RawConfig>(&text).unwrap(), found());
@@ -428,7 +430,7 @@ mod tests {
         let many = best("8GiB", 600.0, little).unwrap();
         assert_eq!((many.shape.recipe, many.config.dropout, many.whole), (Recipe::Many, 0.3, false));
         assert!((19.9..20.1).contains(&many.passes()) && many.config.keep_best, "{} passes", many.passes());
-        // Where there is no memory or no time for many.
+        // Without enough memory for the recipe of many passes.
         let best = best("1GiB", 600.0, little).unwrap();
         assert_eq!((best.shape.recipe, best.config.dropout), (Recipe::Quick, 0.0));
         assert!(!best.whole && (1.0..8.0).contains(&best.passes()), "{} passes", best.passes());
@@ -474,7 +476,7 @@ mod tests {
         );
     }
 
-    /// What a run of its own says is what its candidate said.
+    /// The prediction for a run equals that of the candidate it came from.
     #[test]
     fn a_run_is_expected_to_end_where_its_candidate_did() {
         let best = best("2GiB", 20.0, CLEAN).unwrap();

@@ -3,27 +3,27 @@
 use super::law::matrices;
 use crate::config::RawConfig;
 
-/// By which recipe a model is trained.
+/// The recipe that a model is trained with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recipe {
-    /// That of the law.
+    /// The law's recipe.
     Quick,
-    /// Pythia's, with much dropout and decay: for a little text that is read many times, see docs/learning.md.
+    /// Pythia's recipe with much dropout and decay: for a small text that is read many times, see docs/learning.md.
     Many,
 }
 
-/// A model by its size.
+/// A model's size and recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Layers.
     pub layers: u32,
     /// Columns of the residual stream.
     pub width: u32,
-    /// How it is trained.
+    /// The recipe that it is trained with.
     pub recipe: Recipe,
 }
 
-/// Layers and widths, from the smallest that the law knows.
+/// Layers and widths, from the smallest that the law covers.
 const SHAPES: [[u32; 2]; 16] = [
     [4, 64],
     [4, 96],
@@ -44,17 +44,17 @@ const SHAPES: [[u32; 2]; 16] = [
 ];
 
 impl Shape {
-    /// Every one of the quick recipe.
+    /// Every shape of the quick recipe.
     pub fn all() -> impl Iterator<Item = Shape> {
         SHAPES.into_iter().map(|[layers, width]| Shape { layers, width, recipe: Recipe::Quick })
     }
 
-    /// The one that reads a little text many times: pythia-70m.
+    /// The shape that reads a small text many times: pythia-70m.
     pub fn many() -> Shape {
         Shape { layers: 6, width: 512, recipe: Recipe::Many }
     }
 
-    /// The preset of its own; else that of the same recipe which is nearest.
+    /// The preset of this shape and `true`; without one, the nearest preset of the same recipe and `false`.
     pub fn preset(&self) -> (&'static str, bool) {
         match (self.layers, self.width) {
             (6, 128) => ("quick-14m", true),
@@ -74,7 +74,7 @@ impl Shape {
         if self.width < 256 { self.width / 32 } else { self.width / 64 }
     }
 
-    /// What says it.
+    /// Its configuration.
     pub fn raw(&self) -> RawConfig {
         if self.recipe == Recipe::Many {
             return RawConfig {
@@ -98,7 +98,7 @@ impl Shape {
 
     /// Parameters of the matrices in its layers.
     pub fn matrices(&self) -> f64 {
-        // Presets have 352, 1,408 and 2,048.
+        // The presets have 352, 1,408 and 2,048 columns.
         matrices(self.layers, self.width, if self.width == 768 { 2048 } else { self.feed() })
     }
 }

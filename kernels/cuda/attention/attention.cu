@@ -1,8 +1,8 @@
 // Causal attention over a fused projection with online softmax (Dao et al. 2022), dense or block-sparse.
 #include "attention.cuh"
 
-// Grid (query tiles, queries, batch), 128 threads as 8 x 16. Thread (y, x) has rows y, y + 8, ... of the tile of
-// ROWS queries: their scores against keys x, x + 16, ... and the outputs' columns x, x + 16, ... Heads are padded
+// Grid (query tiles, queries, batch), 128 threads as 8 x 16. Thread (y, x) has rows y, y + 8, ... of the tile of ROWS
+// queries: it computes their scores with keys x, x + 16, ... and the outputs' columns x, x + 16, ... Heads are padded
 // with zeros to SIZE.
 template <class T, int SIZE, int ROWS, int KEYS>
 __device__ void attention(const AttentionArgs& a) {
@@ -59,7 +59,7 @@ __device__ void attention(const AttentionArgs& a) {
                 now = fmaxf(now, scores[r][s]);
             }
             for (int lane = 8; lane > 0; lane /= 2) now = fmaxf(now, __shfl_xor_sync(FULL_WARP, now, lane));
-            // Nothing seen yet: keep exp's arguments numbers.
+            // No score seen yet: keep exp's arguments finite.
             float base = now == -INFINITY ? 0.0f : now;
             float sum = 0;
 #pragma unroll

@@ -1,8 +1,8 @@
-// The gradient of causal attention, with probabilities recomputed from the scores' logarithmic sum. One pass gives
-// the queries' gradients, one the keys' and values': each block owns what it writes, nothing is added atomically.
+// The gradient of causal attention, with probabilities recomputed from the scores' logarithmic sum. One pass computes
+// the queries' gradients, one the keys' and values': each block owns its outputs, and nothing is added atomically.
 #include "attention.cuh"
 
-// A warp a row and head. Grid (seq_len, batch), looping over the heads.
+// One warp for each row and head. Grid (seq_len, batch), looping over the heads.
 template <class T>
 __device__ void attention_grad_mean(const AttentionGradArgs& a) {
     u32 lane = threadIdx.x % 32, size = a.heads.size;
@@ -28,8 +28,8 @@ __device__ inline void fetch(float (&tile)[SIDE][SIZE + 1], const T* rows, u32 f
     }
 }
 
-// Grid (tiles, heads, batch), 128 threads as 8 x 16. The block owns a tile of queries, or (KEYS) of keys; thread
-// (y, x) has its rows y, y + 8, ... and goes through the tiles of the other side.
+// Grid (tiles, heads, batch), 128 threads as 8 x 16. The block owns a tile of queries, or (KEYS) of keys; thread (y, x)
+// has rows y, y + 8, ... of the tile and iterates over the tiles of the other side.
 // Queries: own (q, out_grad), other (k, v):  s = q k, dp = out_grad v, dq = ds k
 // Keys:    own (k, v), other (q, out_grad):  s = k q, dp = v out_grad, dk = ds q, dv = p out_grad
 template <class T, int SIZE, int SIDE, bool KEYS>

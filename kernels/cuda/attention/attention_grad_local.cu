@@ -1,13 +1,13 @@
-// The gradient of attention with a window of one block, in bf16 by warpgroups (wgmma): of a stripe of tiles each comes
-// once and is written once. A key's head has one of queries.
+// The gradient of attention with a window of one block, in bf16 by warpgroups (wgmma): each tile of a stripe is read
+// once and written once. Each head of keys has one head of queries.
 #include "../stripe.cuh"
 
 #ifdef WARPGROUPS
 
 namespace {
 
-// Keys and values; queries and their gradients; outputs; the scores' gradients; rows that a warp writes; log-sums and
-// means.
+// Keys and values; queries and the gradients of outputs; outputs; the scores' gradients; the rows that a warp writes;
+// log-sums and means.
 constexpr u32 ROOM = (2 * Stripe::KEYS + 2 * Stripe::QUERIES + 2) * TILE * sizeof(bf16) + SIDE * sizeof(Row<SIDE>) +
                      (Stripe::QUERIES + 1) * SIDE * sizeof(float);
 static_assert(2 * (ROOM + 1024) <= 228 << 10, "two blocks a multiprocessor");
@@ -16,8 +16,8 @@ static_assert(2 * (ROOM + 1024) <= 228 << 10, "two blocks a multiprocessor");
 
 #endif
 
-// Grid (heads, batch, stripes). Tile i of queries looks at the keys of tile i - 1, then at those of tile i, whose sums
-// stay in registers until tile i + 1 has looked at them.
+// Grid (heads, batch, stripes). The queries of tile i are processed with the keys of tile i - 1, then with those of
+// tile i, whose sums stay in registers until the queries of tile i + 1 have been processed with them.
 __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
 #ifdef WARPGROUPS
     LAUNCH_SHARED(pool, ROOM);
@@ -46,7 +46,7 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
         of_qkv(query).fetch(all_queries + stage * TILE, i);
         of_out(a.out_grad).fetch(all_grads + stage * TILE, i);
         of_out(a.out).fetch(outs, i);
-        // Beyond the end queries and gradients are zeros, and so is all that comes of them.
+        // After the end, queries and gradients are zeros, so they contribute nothing.
         if (threadIdx.x < SIDE) copy_word(&all_log_sums[stage * SIDE + threadIdx.x], log_sum + min(r, end - 1), r < end);
     };
 
@@ -56,8 +56,8 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
         angles.ask(a, SIDE * tile + own);
         return angles;
     };
-    // Adds what queries of tile i and keys of tile j have for the sums; gives the angles of tile j, of which the sums
-    // of the queries or the keys are then complete.
+    // Adds the contributions of the queries of tile i and the keys of tile j to the sums; returns the angles of tile j,
+    // whose queries' or keys' sums are then complete.
     auto add_pair = [&](u32 i, u32 j) {
         u32 stage = i % Stripe::QUERIES;
         Matrix queries(all_queries + stage * TILE), grads(all_grads + stage * TILE);
@@ -74,7 +74,7 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
         derive_columns(products, scores, means);
         round_left(weights, scores);
         round_left(gradients, products);
-        // All warps are done with those of the last pair.
+        // All warps are done with the scores' gradients of the last pair.
         __syncthreads();
         put_left(score_grads, gradients, own);
         show_to_products();
@@ -98,7 +98,7 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
         of_qkv_grad(value).write(rows, row);
     };
 
-    // The queries behind the stripe add to the keys of its last tile.
+    // The queries after the stripe contribute to the keys of its last tile.
     u32 steps_end = min(stripe.last + 1, stripe.tiles);
     if (stripe.first > 0) fetch_keys(stripe.first - 1);
     fetch_keys(stripe.first);
@@ -126,7 +126,7 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
                 of_qkv_grad(query).write(rows, SIDE * i + own);
                 break;
             }
-            // The keys before the stripe are another's.
+            // The keys before the stripe belong to another block.
             if (i > stripe.first) write_keys(j, angles);
             fill(key_sums, 0);
             fill(value_sums, 0);

@@ -1,6 +1,6 @@
-// The keys' and values' part of the gradient of dense causal attention in long sequences, in bf16 by warpgroups (wgmma):
-// 128 keys a block, of which a warpgroup has 64 in registers; queries come 64 at a time by the tensor memory accelerator, at
-// the word of a warp that does nothing else. Heads of up to 64 elements.
+// The keys' and values' part of the gradient of dense causal attention in long sequences, in bf16 by warpgroups
+// (wgmma): a block has 128 keys, 64 of them in the registers of each warpgroup; queries come 64 at a time by the tensor
+// memory accelerator, on the command of a warp that does nothing else. Heads of up to 64 elements.
 #include "../tma.cuh"
 #include "../warpgroup.cuh"
 
@@ -14,7 +14,7 @@ constexpr u32 TALL = 128, STAGES = 4, GROUPS = 2, COMPUTING = 128 * GROUPS;
 struct Held {
     u32 pairs[4][4];
 
-    // Of a tile, a warp's 16 rows from `row` on.
+    // Loads a warp's 16 rows of a tile, from `row` on.
     __device__ Held(const bf16* tile, u32 row) {
         u32 lane = threadIdx.x % 32;
 #pragma unroll
@@ -29,8 +29,9 @@ struct Held {
     }
 };
 
-// Keys and values of a work; of each stage queries and gradients, log-sums, means and offsets; rows that a warp writes; the sums of a
-// warpgroup's keys and values; when the work's own and each stage are full or empty; the next work's number.
+// Keys and values of an item of work; for each stage queries, gradients of outputs, log-sums, means and offsets; the
+// rows that a warp writes; the column sums of a warpgroup's keys and values; barriers for the item's own tiles and for
+// full and empty stages; the number of the next item.
 constexpr u32 ROOM = (2 * GROUPS + STAGES * 2) * TILE * sizeof(bf16) + 3 * STAGES * SIDE * sizeof(float) +
                      4 * GROUPS * 16 * sizeof(Row<SIDE>) + 2 * GROUPS * sizeof(ColumnSums) + (3 + 2 * STAGES) * sizeof(u64);
 static_assert(ROOM <= 227 << 10, "what a block may have");
@@ -39,15 +40,15 @@ static_assert(ROOM <= 227 << 10, "what a block may have");
 
 #endif
 
-// A block a multiprocessor: it takes one work after the other, a head of keys, a sequence and 128 of its keys. While a warpgroup
-// writes what it has of one, the other computes and tiles of the next come.
+// One block on each multiprocessor takes one item of work after the other: a head of keys, a sequence and 128 of its
+// keys. While one warpgroup writes its results, the other computes, and tiles of the next item arrive.
 template <bool MASKED>
 __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesArgs& all) {
 #ifdef WARPGROUPS
     LAUNCH_SHARED(pool, ROOM);
     const AttentionGradArgs& a = all.grad;
     bf16 *own_keys = held((bf16*)pool), *own_values = own_keys + GROUPS * TILE, *tiles = own_values + GROUPS * TILE;
-    // By stage: log-sums to base 2, and minus the means.
+    // For each stage: log-sums to base 2, and minus the means.
     float *log_sums = (float*)(tiles + STAGES * 2 * TILE), *minus_means = log_sums + STAGES * SIDE;
     u32* offsets = (u32*)(minus_means + STAGES * SIDE);
     Row<SIDE>* all_rows = (Row<SIDE>*)(offsets + STAGES * SIDE);
@@ -65,12 +66,12 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
         Documents<MASKED> documents = documents_of(work);
         return next_tile<SIDE>(j0, end, [&](u32 i, u32) { return !documents.reach(i, min(j0 + TALL, end)); });
     };
-    // How many they are, of each head of the group.
+    // The number of these tiles, over all heads of the group.
     auto tiles_of = [&](u32 j0, u32 last) { return group * ((last - j0 + SIDE - 1) / SIDE); };
     auto next_stage = [](u32 stage) { return stage + 1 == STAGES ? 0 : stage + 1; };
     if (threadIdx.x == 0) {
         start_phases(own_full, 1), start_phases(own_empty, 4 * GROUPS);
-        // A stage is full with its tiles and with its log-sums and means, empty when both warpgroups are done with it.
+        // A stage is full when its tiles, log-sums and means have arrived, empty when both warpgroups are done with it.
         for (u32 s = 0; s < STAGES; s++) start_phases(full + s, 2), start_phases(empty + s, 4 * GROUPS);
         show_phases();
     }
@@ -106,8 +107,8 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
                     copy_head(to, all.qkv, full + stage, i, a.heads.query(head) / size, work.sequence);
                     copy_head(to + TILE, all.out_grad, full + stage, i, head, work.sequence);
                 }
-                // As who computes wants them. Beyond the end the queries and gradients are zeros, and so is all that comes
-                // of them.
+                // In the form that the computing warpgroups need. After the end, queries and gradients are zeros, so
+                // they contribute nothing.
                 u64 at = ((u64)work.sequence * a.heads.queries + head) * end + i;
                 for (u32 r = lane; r < SIDE; r += 32) {
                     log_sums[stage * SIDE + r] = i + r < end ? a.log_sum[at + r] * LOG2_E : 0.0f;
@@ -155,16 +156,16 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
             hide_before<MASKED>(scores, row, now, offsets + stage * SIDE);
             weigh_columns(scores, c, log_sums + stage * SIDE, 1);
         };
-        // Behind a tile, whose queries begin at `now`.
+        // Advances past a tile, whose queries begin at `now`.
         auto step = [&] {
             t++;
             next = next_stage(next);
             phase ^= next == 0;
             now = now + SIDE < last ? now + SIDE : j0;
         };
-        // To a tile whose queries see this warpgroup's keys: of each head the second's keys are behind the first tile, and the
-        // first's documents may end before the second's. Not beyond the stage that is in use: nothing comes there before it is
-        // given back.
+        // Advances to a tile whose queries see this warpgroup's keys: in each head the second warpgroup's keys come
+        // after the first tile, and the documents of the first one's keys may end before those of the second. Does not
+        // go beyond the stage that is in use: nothing arrives there before it is released.
         auto seek = [&](u32 in_use) {
             while (t < count && next != in_use) {
                 wait_for_phase(full + next, phase);
@@ -188,7 +189,7 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
             step();
 #pragma unroll 1
             while (seek(stage)) {
-                // As the compiler does not see by itself: the products' descriptors stay in registers of the warp.
+                // The compiler cannot derive this: the multiplications' descriptors stay in uniform registers.
                 next = of_warp(next);
                 start(next);
                 add(stage);
@@ -209,7 +210,7 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
             wait_for_products<0>(value_sums);
             wait_for_products<0>(key_sums);
             arrive_by_warp(empty + stage);
-            // A run of tiles that are passed over is longer than the stages only where documents end.
+            // A run of skipped tiles is longer than the stages only where documents end.
             if (!MASKED) break;
         }
 
@@ -230,7 +231,7 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
             of_keys.put(to + key, size);
             of_values.put(to + value, size);
         }
-        // They have been read.
+        // All threads have read the sums.
         wait_at(1 + own, 128);
     }
 #else

@@ -1,11 +1,12 @@
-// The gradient of dense causal attention in sequences of up to 128 tokens, in bf16 by warpgroups (wgmma) with one that
-// fetches for them: a sequence's keys and values stay on the chip, and each of their heads' queries, gradients and outputs
-// come once. Heads of up to 64 elements. Where keys have few heads of queries, a block takes one sequence's head after the
-// other, and the next one's tiles come in meanwhile.
+// The gradient of dense causal attention in sequences of up to 128 tokens, in bf16 by warpgroups (wgmma) with another
+// warpgroup that fetches for them: a sequence's keys and values stay on the chip, and the queries, gradients and
+// outputs of each of their heads are read once. Heads of up to 64 elements. Where few heads of queries share keys, a
+// block processes one sequence's head after the other, and the next one's tiles arrive meanwhile.
 //
-// Each of a head's three pairs of tiles is looked at once, by the warpgroup that has its keys. That leaves the scores'
-// gradients in shared memory, where the second warpgroup, which has one pair in place of two, makes the queries' of them.
-// Of a single head each makes those of its own tile, since there is no next one that the first could begin with.
+// Each of a head's three pairs of tiles is processed once, by the warpgroup that has its keys. That warpgroup writes
+// the scores' gradients to shared memory, from which the second warpgroup, which has one pair instead of two, computes
+// the queries' gradients. With a single head each warpgroup computes those of its own tile, since there is no next head
+// that the first one could begin with.
 //
 //              queries 0   queries 1
 //   keys 0     first       first        keys' and values' gradients: along a row, in registers
@@ -18,9 +19,9 @@ namespace {
 
 constexpr u32 TALL = 128, BOTH = 2 * TILE;
 
-// Keys and values, of so many heads; of each stage queries, gradients and outputs, and log-sums; the scores' gradients of
-// three pairs; for each warpgroup the means of two heads; rows that a warp writes; and, with room for several heads, for each
-// warpgroup the sums of its query's, key's and value's columns.
+// Keys and values, of this many heads; for each stage queries, gradients and outputs, and log-sums; the scores'
+// gradients of three pairs; for each warpgroup the means of two heads; the rows that a warp writes; and, with room for
+// several heads, for each warpgroup the column sums of its queries, keys and values.
 template <u32 STAGES, u32 HEADS>
 constexpr u32 ROOM = (HEADS * 2 + STAGES * 3) * BOTH * sizeof(bf16) + 3 * TILE * sizeof(bf16) +
                      (STAGES + 4) * TALL * sizeof(float) + 8 * 16 * sizeof(Row<SIDE>) +
@@ -30,13 +31,14 @@ constexpr u32 ROOM = (HEADS * 2 + STAGES * 3) * BOTH * sizeof(bf16) + 3 * TILE *
 
 #endif
 
-// A block takes every so many of all heads of keys of all sequences: with room for the keys of one, only one.
+// A block takes every gridDim.x-th of all heads of keys of all sequences; with room for only one head's keys, it takes
+// one.
 template <u32 STAGES, u32 HEADS>
 __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
 #ifdef WARPGROUPS
     using Blocks = Pipeline<2, STAGES>;
-    // Barriers behind the pipeline's: of a warpgroup by itself; where the first has left the scores' gradients of a tile of
-    // queries, and where the second is done with them.
+    // Barriers after the pipeline's: one of a warpgroup by itself; one for when the first warpgroup has written the
+    // scores' gradients of a tile of queries, and one for when the second is done with them.
     constexpr u32 OWN = 1 + STAGES * 3, LEFT = OWN + 2, DONE = LEFT + 2;
     static_assert(DONE + 2 <= 16, "the barriers of a block");
     constexpr u32 BYTES = ROOM<STAGES, HEADS>;
@@ -44,11 +46,11 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
     LAUNCH_SHARED(shared, BYTES);
     unsigned char* pool = held(shared);
     bf16 *all_own = (bf16*)pool, *stages = all_own + HEADS * 2 * BOTH, *score_grads = stages + STAGES * 3 * BOTH;
-    // By stage; then by warpgroup.
+    // For each stage; then for each warpgroup.
     float *log_sums = (float*)(score_grads + 3 * TILE), *all_means = log_sums + STAGES * TALL;
     u32 group = a.heads.group(), size = a.heads.size, width = a.heads.width();
     u32 out_width = a.heads.queries * size, end = a.seq_len, all = a.heads.keys * (a.rows / end);
-    // Heads of keys before the block's `n`th one.
+    // The index of the block's `n`th head of keys.
     auto number = [&](u32 n) { return blockIdx.x + n * gridDim.x; };
     Blocks blocks{(all - blockIdx.x + gridDim.x - 1) / gridDim.x * group};
     if (blocks.fetches()) {
@@ -66,7 +68,7 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
             fetch_swizzled<TALL>(to, Part(a.qkv, first, width, a.heads.query(head), size), 0, end);
             fetch_swizzled<TALL>(to + BOTH, Part(a.out_grad, first, out_width, head * size, size), 0, end);
             fetch_swizzled<TALL>(to + 2 * BOTH, Part(a.out, first, out_width, head * size, size), 0, end);
-            // Beyond the end queries and gradients are zeros, and so is all that comes of them.
+            // After the end, queries and gradients are zeros, so they contribute nothing.
             u64 at = ((u64)sequence * a.heads.queries + head) * end + min(r, end - 1);
             copy_word(&log_sums[stage * TALL + r], a.log_sum + at, r < end);
         });
@@ -75,13 +77,13 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
     blocks.start();
     u32 lane = threadIdx.x % 32, warp = of_warp(threadIdx.x / 32), own = warp / 4, row = 16 * warp, quarter = warp % 4 * 16;
     Row<SIDE>* rows = (Row<SIDE>*)(all_means + 4 * TALL) + 16 * warp;
-    // Of its queries, keys and values.
+    // The column sums of its queries, keys and values.
     bool summing = HEADS > 1 && a.sums;
     ColumnSums* sums = (ColumnSums*)((Row<SIDE>*)(all_means + 4 * TALL) + 2 * SIDE) + 3 * own;
     if (summing)
         for (u32 part = 0; part < 3; part++) sums[part].clear();
     float c = a.scale * LOG2_E;
-    // The tiles of queries whose gradients this warpgroup makes.
+    // The tiles of queries whose gradients this warpgroup computes.
     u32 begin = group > 1 ? 0 : own, made_end = group > 1 ? 2 * own : own + 1, stage = 0, done = 0;
 #pragma unroll 1
     for (u32 n = 0; done < blocks.tiles; n++) {
@@ -99,11 +101,11 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
             u32 head = key_head * group + t;
             const bf16* queries = stages + stage * 3 * BOTH;
             const float* row_sums = log_sums + stage * TALL;
-            // In turn: some warps may still read the last head's.
+            // Alternating buffers: some warps may still read the last head's.
             float* means = all_means + (2 * own + done % 2) * TALL;
             Matrix all_queries(queries), all_grads(queries + BOTH);
             blocks.await(stage);
-            // Of the queries from this warpgroup's on: the first has both halves of them to look at.
+            // For the queries from this warpgroup's tile on: the first warpgroup processes both tiles.
             for (u32 i = own; i < 2; i++)
 #pragma unroll
                 for (u32 h = 0; h < 2; h++) {
@@ -125,7 +127,7 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
                 derive_columns(products, scores, means + i * SIDE);
                 round_left(weights, scores);
                 round_left(gradients, products);
-                // Of the tile that the second warpgroup read for the last head.
+                // Whether the second warpgroup reads this tile: it must be done with the last head's.
                 bool shown = own == 0 && (group > 1 || i == 1);
                 if (shown && done > 0) wait_at(DONE + i, 256);
                 put_left(score_grads + (own + i) * TILE, gradients, quarter);
@@ -138,14 +140,15 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
                 wait_for_products<0>(value_sums);
                 wait_for_products<0>(key_sums);
             }
-            // The last of a group is released with its keys.
+            // The stage of a group's last head is released later, together with the keys.
             if (t + 1 < group) blocks.release(stage, done);
 #pragma unroll 1
             for (u32 i = begin; i < made_end; i++) {
-                // Behind the first of these the own warps' are there too.
+                // After the first of these barriers, the gradients of the own warps are visible too.
                 if (own == 0) wait_at(OWN, 128);
                 else wait_at(LEFT + i, 256);
-                // Not the scores' registers: what turns it would keep all products from following each other.
+                // Separate from the scores' registers: rotating those back would keep all multiplications from
+                // overlapping.
                 float made[8][4];
 #pragma unroll 1
                 for (u32 j = 0; j <= i; j++) {
@@ -160,11 +163,11 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
                 write<SIDE>(Part(a.qkv_grad, first, width, a.heads.query(head), size), rows, i * SIDE + quarter, end);
                 if (summing) sums[0].add(rows);
             }
-            // Of several heads the first warpgroup makes none.
+            // With several heads the first warpgroup computes no queries' gradients.
             if (t + 1 == group && begin == made_end) blocks.release(stage, done);
         }
 
-        // Of the same rows as the last queries'.
+        // Of the same rows as the last queries, so with the same angles.
         put_back<SIDE, true>(rows, key_sums, a, first + row, angles);
         write<SIDE>(Part(a.qkv_grad, first, width, a.heads.key(key_head), size), rows, row, end);
         if (summing) sums[1].add(rows);

@@ -1,9 +1,9 @@
-// The gradient of attention in bf16 on tensor cores, otherwise as attention_grad.cu: scores and their gradients stay
-// in registers, the next tile is copied while one is worked on, and queries and keys are turned back before they are
-// written. The queries' pass, which is first, leaves out_grad . out for the keys'.
+// The gradient of attention in bf16 on tensor cores, otherwise as attention_grad.cu: scores and their gradients stay in
+// registers, the next tile is copied while one is processed, and the gradients of queries and keys are rotated back
+// before they are written. The queries' pass, which is first, computes out_grad . out for the keys' pass.
 #include "../tiles.cuh"
 
-// out_grad . out of 16 rows: of those that this lane has products of, each by all its four lanes.
+// out_grad . out of 16 rows: each of the rows that this lane has results of, in all four lanes of the row.
 template <int SIZE>
 __device__ inline void means(float (&mean)[2], Left<SIZE, true>& grads, const Row<SIZE>* outs) {
     auto low = [](u32 pair) { return __uint_as_float(pair << 16); };
@@ -24,8 +24,8 @@ __device__ inline void means(float (&mean)[2], Left<SIZE, true>& grads, const Ro
     }
 }
 
-// Grid (query tiles, queries, batch). A warp has 16 queries; the tile's warps share tiles of KEYS keys and values,
-// of which they work on 32 at a time.
+// Grid (query tiles, queries, batch). A warp has 16 queries; the block's warps share tiles of KEYS keys and values,
+// which they process 32 at a time.
 template <int SIZE, int WARPS, int KEYS, bool MASKED>
 __device__ void attention_grad_queries(const AttentionGradArgs& a) {
 #ifdef TENSOR_CORES
@@ -107,7 +107,7 @@ __device__ void attention_grad_queries(const AttentionGradArgs& a) {
 #endif
 }
 
-// Grid (key tiles, keys, batch). A warp has 16 keys and their values; the tile's warps share tiles of QUERIES queries
+// Grid (key tiles, keys, batch). A warp has 16 keys and their values; the block's warps share tiles of QUERIES queries
 // and gradients of outputs. HELD: the keys are in registers, which saves shared memory.
 template <int SIZE, int WARPS, int QUERIES, bool HELD, bool MASKED>
 __device__ void attention_grad_keys(const AttentionGradArgs& a) {
@@ -128,7 +128,7 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
         fetch<SIZE, QUERIES, THREADS>(tiles[stage][0], Part(a.qkv, first, width, a.heads.query(head), size), i, end);
         fetch<SIZE, QUERIES, THREADS>(tiles[stage][1], Part(a.out_grad, first, out_width, head * size, size), i, end);
         u64 at = ((u64)blockIdx.z * a.heads.queries + head) * end;
-        // Beyond the end the queries and gradients are zeros, and so is all that comes of them.
+        // After the end, queries and gradients are zeros, so they contribute nothing.
         for (u32 r = threadIdx.x; r < QUERIES; r += THREADS) {
             copy_word(&log_sums[stage][r], a.log_sum + at + min(i + r, end - 1), i + r < end);
             copy_word(&means[stage][r], a.mean + at + min(i + r, end - 1), i + r < end);
@@ -145,7 +145,7 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
     Left<SIZE, false> left_values(own_values + own);
     if (HELD) __syncthreads();
 
-    // From (head, i) to the next tile that sees a key: of this head from `i` on, else of the next.
+    // Advances from (head, i) to the next tile that sees a key: of this head from `i` on, else of the next head.
     u32 begin = j0 / QUERIES * QUERIES, head = key_head * group, head_end = head + group, i = begin, stage = 0;
     auto seek = [&] {
         auto seen = [&](u32 i, u32 i_end) { return documents.reach(i, j_end) && a.pattern.any(i, i_end, j0, j_end); };
@@ -196,8 +196,8 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
 #endif
 }
 
-// Sequences that divide a tile, several in each: all rows are one stream, and both sides are one pass. Grid (keys *
-// tiles). A warp has 16 rows, whose keys and queries lie in its SPAN rows.
+// For sequences whose length divides a tile's, several in each tile: all rows are one stream, and one pass computes
+// both sides. Grid (keys * tiles). A warp has 16 rows, whose keys and queries lie within its SPAN rows.
 template <int SIZE, int WARPS, int SPAN>
 __device__ void attention_grad_packed(const AttentionGradArgs& a) {
 #ifdef TENSOR_CORES
@@ -216,7 +216,7 @@ __device__ void attention_grad_packed(const AttentionGradArgs& a) {
         fetch<SIZE, TILE, THREADS>(queries, Part(a.qkv, 0, width, a.heads.query(head), size), i0, end);
         fetch<SIZE, TILE, THREADS>(grads, Part(a.out_grad, 0, out_width, head * size, size), i0, end);
         fetch<SIZE, TILE, THREADS>(outs, Part(a.out, 0, out_width, head * size, size), i0, end);
-        // Beyond the end the queries and gradients are zeros, and so is all that comes of them.
+        // After the end, queries and gradients are zeros, so they contribute nothing.
         for (u32 r = threadIdx.x; r < TILE; r += THREADS)
             log_sums[r] = i0 + r < end ? a.log_sum[place(i0 + r, a.seq_len, a.heads.queries, head)] * LOG2_E : 0.0f;
         wait_for_copies();
@@ -237,7 +237,7 @@ __device__ void attention_grad_packed(const AttentionGradArgs& a) {
                 for (int e = 0; e < 4; e++)
                     products[n][e] = power_of_two(scores[n][e] * c - log_sum[e / 2]) * (products[n][e] - mean[e / 2]);
             multiply_add<SIZE>(sums, products, keys + span);
-            // Of the outputs' tile the warp has its own rows, and is done with them.
+            // Each warp has its own rows of the outputs' tile, and is done with them.
             __syncwarp();
             put_back<SIZE>(outs + own, sums, a, row);
             write<SIZE>(Part(a.qkv_grad, 0, width, a.heads.query(head), size), outs + own, row, end);
@@ -257,7 +257,7 @@ __device__ void attention_grad_packed(const AttentionGradArgs& a) {
             }
         multiply_add<SIZE>(value_sums, scores, grads + span);
         multiply_add<SIZE>(key_sums, products, queries + span);
-        // The next head's rows take the place of these.
+        // The next head's rows overwrite these.
         __syncthreads();
     }
     put_back<SIZE>(queries + own, key_sums, a, row);

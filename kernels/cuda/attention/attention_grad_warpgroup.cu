@@ -2,23 +2,24 @@
 #include "../tma.cuh"
 #include "../warpgroup.cuh"
 
-// Grid (queries, batch, query tiles). A block is one warpgroup, with 64 queries. Tiles come by the tensor memory accelerator.
+// Grid (queries, batch, query tiles). A block is one warpgroup, with 64 queries. The tensor memory accelerator copies
+// the tiles.
 template <bool MASKED>
 __device__ inline void attention_grad_queries_by_groups(const AttentionGradTilesArgs& all) {
 #ifdef WARPGROUPS
-    // When each pair of tiles, and the block's own, are full.
+    // Barriers for each pair of tiles, and for the block's own tiles.
     constexpr u32 BARRIERS = 3;
     LAUNCH_SHARED(pool, 6 * TILE * sizeof(bf16) + BARRIERS * sizeof(u64));
     const AttentionGradArgs& a = all.grad;
     const Work work = a.order.work();
     bf16 *tiles = held((bf16*)pool), *own_queries = tiles + 4 * TILE, *own_grads = own_queries + TILE;
     u64 *full = (u64*)(own_grads + TILE), *own_full = full + 2;
-    // The outputs are where the second pair of tiles will be.
+    // The outputs are first in the slots of the second pair of tiles.
     bf16* own_outs = tiles + 2 * TILE;
     u32 lane = threadIdx.x % 32, own = of_warp(threadIdx.x / 32) * 16, head = work.head;
     u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
     u64 first = (u64)work.sequence * end;
-    // The longest rows of all first.
+    // The longest rows of all heads first.
     u32 i0 = (gridDim.z - 1 - work.tile) * SIDE, i_end = min(i0 + SIDE, end), row = i0 + own;
     u32 key_head = head / a.heads.group();
     u32 query = a.heads.query(head), key = a.heads.key(key_head) / size, value = a.heads.value(key_head) / size;
@@ -69,7 +70,7 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradTiles
         begin_products();
         start_turned(scores, left_queries, tile_keys);
         start_turned(products, left_grads, tile_values, true);
-        // The tiles before these, and at first the outputs, have been used by all.
+        // All threads are done with the previous tiles, and at first with the outputs.
         __syncthreads();
         if (leads && next < i_end) fetch_tile(stage ^ 1, next);
         wait_for_products<1>(scores);
@@ -111,13 +112,13 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
     LAUNCH_SHARED(pool, 6 * TILE * sizeof(bf16) + 4 * SIDE * sizeof(float) + 2 * SIDE * sizeof(u32));
     const Work work = a.order.work();
     bf16 *tiles = held((bf16*)pool), *own_keys = tiles + 4 * TILE, *own_values = own_keys + TILE;
-    // By stage.
+    // For each stage.
     float *log_sums = (float*)(own_values + TILE), *means = log_sums + 2 * SIDE;
     u32* offsets = (u32*)(means + 2 * SIDE);
     u32 lane = threadIdx.x % 32, own = of_warp(threadIdx.x / 32) * 16, key_head = work.head, group = a.heads.group();
     u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
     u64 first = (u64)work.sequence * end;
-    // The longest columns of all first.
+    // The longest columns of all heads first.
     u32 j0 = work.tile * SIDE, j_end = min(j0 + SIDE, end), row = j0 + own;
     u32 key = a.heads.key(key_head), value = a.heads.value(key_head);
     Part queries(a.qkv, first, width, a.heads.query(0), size), grads(a.out_grad, first, out_width, 0, size);
@@ -130,14 +131,14 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
         fetch_swizzled(tiles + 2 * stage * TILE, head_queries, i, end);
         fetch_swizzled(tiles + (2 * stage + 1) * TILE, head_grads, i, end);
         u64 at = ((u64)work.sequence * a.heads.queries + head) * end;
-        // Beyond the end the queries and gradients are zeros, and so is all that comes of them.
+        // After the end, queries and gradients are zeros, so they contribute nothing.
         if (u32 r = threadIdx.x; r < SIDE) {
             copy_word(&log_sums[stage * SIDE + r], a.log_sum + at + min(i + r, end - 1), i + r < end);
             copy_word(&means[stage * SIDE + r], a.mean + at + min(i + r, end - 1), i + r < end);
             if (MASKED) copy_word(&offsets[stage * SIDE + r], documents.offsets + min(i + r, end - 1), i + r < end);
         }
     };
-    // As await_tiles; the log_sums become powers of two.
+    // As await_tiles; also converts the log_sums to base 2.
     auto await = [&](u32 stage) {
         wait_for_copies();
         if (threadIdx.x < SIDE) log_sums[stage * SIDE + threadIdx.x] *= LOG2_E;
@@ -145,7 +146,7 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
         __syncthreads();
     };
 
-    // From (head, i) to the next tile that sees a key: of this head from `i` on, else of the next.
+    // Advances from (head, i) to the next tile that sees a key: of this head from `i` on, else of the next head.
     u32 begin = j0 / SIDE * SIDE, head = key_head * group, head_end = head + group, i = begin, stage = 0;
     auto seek = [&] {
         auto seen = [&](u32 i, u32 i_end) { return documents.reach(i, j_end) && a.pattern.any(i, i_end, j0, j_end); };
@@ -183,7 +184,7 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
             }
         wait_for_products<0>(products);
         derive_columns(products, scores, means + stage * SIDE);
-        // Rounded at last, for want of registers.
+        // Rounded only now, for lack of registers.
         round_left(weights, scores);
         round_left(gradients, products);
         begin_products();

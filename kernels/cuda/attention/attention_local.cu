@@ -1,11 +1,11 @@
-// Attention with a window of one block, in bf16 by warpgroups (wgmma): of a stripe of tiles each comes once.
+// Attention with a window of one block, in bf16 by warpgroups (wgmma): each tile of a stripe is read once.
 #include "../stripe.cuh"
 
 #ifdef WARPGROUPS
 
 namespace {
 
-// Keys and values, queries, and rows that a warp writes.
+// Keys and values, queries, and the rows that a warp writes.
 constexpr u32 ROOM = (2 * Stripe::KEYS + Stripe::QUERIES) * TILE * sizeof(bf16) + SIDE * sizeof(Row<SIDE>);
 static_assert(3 * (ROOM + 1024) <= 228 << 10, "three blocks a multiprocessor");
 

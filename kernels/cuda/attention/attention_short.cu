@@ -1,12 +1,12 @@
 // Attention over sequences of 65 to 128 tokens, in bf16 by warpgroups (wgmma): a head's keys and values of a sequence
-// come once and stay in shared memory, where its heads of queries look at them in turn.
+// are read once and stay in shared memory for all of its heads of queries in turn.
 #include "../stripe.cuh"
 
 #ifdef WARPGROUPS
 
 namespace {
 
-// Two tiles of keys, of values and of queries, and rows that a warp writes.
+// Two tiles of keys, of values and of queries, and the rows that a warp writes.
 constexpr u32 ROOM = 6 * TILE * sizeof(bf16) + SIDE * sizeof(Row<SIDE>);
 static_assert(3 * (ROOM + 1024) <= 228 << 10, "three blocks a multiprocessor");
 
@@ -39,7 +39,7 @@ __device__ inline void attention_of_short(const AttentionArgs& a) {
         HeadRows outs(a.out, first, a.heads.queries * SIDE, head * SIDE, end);
         float* log_sum = a.log_sum + ((u64)blockIdx.y * a.heads.queries + head) * end;
         attend<2>(a, Matrix(all_queries + TILE), keys, values, rows, outs, log_sum, SIDE + own);
-        // The next head's later queries come while this one's earlier ones are at work, and the other way round.
+        // The next head's later queries arrive while this head's earlier ones are processed, and the other way round.
         await_tiles();
         if (head + 1 < heads_end) of_qkv(a.heads.query(head + 1)).fetch(all_queries + TILE, 1);
         attend<1>(a, Matrix(all_queries), first_keys, first_values, rows, outs, log_sum, own);

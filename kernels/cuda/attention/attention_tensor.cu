@@ -1,8 +1,8 @@
-// Attention in bf16 on tensor cores, otherwise as attention.cu: scores stay in registers (Dao 2023), keys and values
-// of the next tile are copied while one is worked on.
+// Attention in bf16 on tensor cores, otherwise as attention.cu: scores stay in registers (Dao 2023), and keys and
+// values of the next tile are copied while one is processed.
 #include "../tiles.cuh"
 
-// Grid (query tiles, queries, batch). A warp has 16 queries; the tile's warps share tiles of KEYS keys and values.
+// Grid (query tiles, queries, batch). A warp has 16 queries; the block's warps share tiles of KEYS keys and values.
 template <int SIZE, int WARPS, int KEYS, bool MASKED>
 __device__ void attention(const AttentionArgs& a) {
 #ifdef TENSOR_CORES
@@ -60,8 +60,9 @@ __device__ void attention(const AttentionArgs& a) {
 #endif
 }
 
-// Sequences that divide a tile, several in each: all rows are one stream. Grid (queries * tiles): the heads of a tile
-// follow each other, for they share its keys and values. A warp has 16 queries, whose keys lie in its SPAN rows.
+// For sequences whose length divides a tile's, several in each tile: all rows are one stream. Grid (queries * tiles):
+// the heads of a tile are adjacent, because they share its keys and values. A warp has 16 queries, whose keys lie
+// within its SPAN rows.
 template <int SIZE, int WARPS, int SPAN>
 __device__ void attention_packed(const AttentionArgs& a) {
 #ifdef TENSOR_CORES
@@ -83,7 +84,7 @@ __device__ void attention_packed(const AttentionArgs& a) {
     hide_others<false>(scores, a.seq_len, own, span);
     softmax.weigh(scores);
     multiply_add<SIZE>(sums, scores, tiles[2] + span);
-    // The warp's queries are in registers and nobody else reads their tile.
+    // The warp's queries are in registers, and no other warp reads their part of the tile.
     __syncwarp();
     finish<SIZE>(a, tiles[0] + own, sums, softmax, 0, head, i0 + own, end,
                  [&](u32 i) { return place(i, a.seq_len, a.heads.queries, head); });

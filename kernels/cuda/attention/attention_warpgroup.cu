@@ -1,14 +1,15 @@
-// Attention in bf16 by warpgroups (wgmma), whose tiles come by the tensor memory accelerator; otherwise as attention_tensor.cu.
+// Attention in bf16 by warpgroups (wgmma), with tiles copied by the tensor memory accelerator; otherwise as
+// attention_tensor.cu.
 #include "../tma.cuh"
 #include "../warpgroup.cuh"
 
-// Grid (queries, batch, query tiles). A block is one warpgroup, with 64 queries: of a multiprocessor's blocks some keep
-// its tensor cores busy while others are at their softmax. The scores of the next keys run beside the sums over the values
-// of these, of which the softmax is done.
+// Grid (queries, batch, query tiles). A block is one warpgroup, with 64 queries: some of a multiprocessor's blocks keep
+// its tensor cores busy while others compute their softmax. The scores of the next keys are computed concurrently with
+// the sums over the current values, whose softmax is complete.
 template <bool MASKED>
 __device__ inline void attention_by_groups(const AttentionTilesArgs& all) {
 #ifdef WARPGROUPS
-    // When each tile of keys and of values, and the queries, are full.
+    // Barriers for each tile of keys and of values, and for the queries.
     constexpr u32 BARRIERS = 5;
     LAUNCH_SHARED(pool, 5 * TILE * sizeof(bf16) + BARRIERS * sizeof(u64));
     const AttentionArgs& a = all.attention;
@@ -16,7 +17,7 @@ __device__ inline void attention_by_groups(const AttentionTilesArgs& all) {
     bf16 *tiles = held((bf16*)pool), *keys = tiles, *values = keys + 2 * TILE, *own_queries = values + 2 * TILE;
     u64 *keys_full = (u64*)(own_queries + TILE), *values_full = keys_full + 2, *queries_full = values_full + 2;
     u32 own = of_warp(threadIdx.x / 32) * 16, head = work.head, end = a.seq_len;
-    // The longest rows of all first.
+    // The longest rows of all heads first.
     u32 i0 = (gridDim.z - 1 - work.tile) * SIDE, i_end = min(i0 + SIDE, end), row = i0 + own;
     u32 key_head = head / a.heads.group(), size = a.heads.size;
     u32 key = a.heads.key(key_head) / size, value = a.heads.value(key_head) / size;
@@ -65,7 +66,7 @@ __device__ inline void attention_by_groups(const AttentionTilesArgs& all) {
         start_adding(sums, weights, all_values.row(stage * SIDE));
         j = next;
         next = next_of(j + SIDE);
-        // These keys and the values before them have been used by all.
+        // All threads are done with these keys and with the values before them.
         __syncthreads();
         if (leads) {
             fetch(values + other * TILE, values_full + other, value, j);

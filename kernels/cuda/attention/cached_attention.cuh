@@ -1,5 +1,6 @@
-// Attention of one new token over the keys and values of those before it. Blocks take (head, piece of the positions);
-// the last of a head's to be done joins its pieces in their order, so that the sum does not depend on who that is.
+// Attention of one new token over the keys and values of the tokens before it. Blocks take (head, piece of the
+// positions); the last block to finish a head combines the pieces in order, so that the sum does not depend on which
+// block that is.
 #pragma once
 #include "heads.cuh"
 #include "../vector.cuh"
@@ -9,21 +10,21 @@ struct CachedAttentionArgs {
     void* cache;          // [2, context, keys * size]
     const float* table;   // [positions, dims / 2, 2]
     void* out;            // [queries * size]
-    u32* done;            // [queries]: pieces that are done; 0 before and after
-    float* partial;       // [queries, pieces, 2 + size]: the largest score, the sum of weights, of weighted values
+    u32* done;            // [queries]: the number of finished pieces; 0 before and after
+    float* partial;       // [queries, pieces, 2 + size]: largest score, sum of weights, weighted sums of values
     u32 context, dims;
     float scale;
     Heads heads;
     Pattern pattern;
 };
 
-// The warps of a block, positions of a warp and of a piece, and the largest head.
+// The warps of a block, the positions of a warp and of a piece, and the largest head.
 constexpr u32 TOKEN_WARPS = 16, EACH = 8, PIECE = EACH * TOKEN_WARPS, LARGEST_SIZE = 256;
-// Threads that bring one of a token's three rows.
+// Threads that load one of a token's three rows.
 constexpr u32 PART = 128;
 static_assert(3 * PART <= 32 * TOKEN_WARPS, "the three rows come at the same time");
 
-// A head's row with its pairs turned, rounded as it is stored, by PART threads.
+// A head's row with its pairs rotated, rounded to the storage type, by PART threads.
 template <class T>
 __device__ NOINLINE void turned_head(float* to, const T* from, const float* angles, u32 size, u32 dims) {
     for (u32 c = threadIdx.x % PART; c < size; c += PART) {
@@ -38,19 +39,19 @@ __device__ NOINLINE void turned_head(float* to, const T* from, const float* angl
     }
 }
 
-// What a block's warps found in a piece, E elements a lane.
+// The results of a block's warps for a piece, with E elements in each lane.
 struct PieceSums {
     float query[LARGEST_SIZE], key[LARGEST_SIZE], value[LARGEST_SIZE];
     float largest[TOKEN_WARPS], total[TOKEN_WARPS], sums[TOKEN_WARPS][LARGEST_SIZE];
-    float factor[TOKEN_WARPS][TOKEN_WARPS];  // of each warp's part, as each warp knows it
+    float factor[TOKEN_WARPS][TOKEN_WARPS];  // of each warp's part, as computed by each warp
     u32 last;
 };
 
-// The factor of a part whose largest score is `largest`, where `top` is that of all.
+// The factor of a part whose largest score is `largest`, where `top` is the largest of all parts.
 __device__ inline float part_factor(float largest, float top) { return largest == -INFINITY ? 0.0f : power_of_two(LOG2_E * (largest - top)); }
 
-// A warp's positions of a piece. N neighbouring values a lane, LANES of them a head, which is a power of two: so many
-// positions at a time as the warp has such groups.
+// A warp's positions of a piece. Each lane has N neighbouring values, and LANES lanes, a power of two, have a head: the
+// warp processes as many positions at a time as it has such groups.
 template <class T, int N, int LANES>
 __device__ NOINLINE void attend_piece(const CachedAttentionArgs& a, PieceSums& s, u32 key_head, u32 first, u32 now) {
     constexpr u32 AT_A_TIME = 32 / LANES, ROUNDS = (EACH + AT_A_TIME - 1) / AT_A_TIME;
@@ -96,7 +97,7 @@ __device__ NOINLINE void attend_piece(const CachedAttentionArgs& a, PieceSums& s
 #pragma unroll
         for (int n = 0; n < N; n++) sums[n] += weight * x[n];
     }
-    // Over the groups.
+    // The sums over the groups.
 #pragma unroll
     for (int l = LANES; l < 32; l *= 2) {
         total += __shfl_xor_sync(FULL_WARP, total, l);
@@ -109,7 +110,7 @@ __device__ NOINLINE void attend_piece(const CachedAttentionArgs& a, PieceSums& s
         for (int n = 0; n < N; n++) s.sums[warp][c + n] = sums[n];
 }
 
-// The same of heads of any size, a position at a time.
+// As attend_piece, for heads of any size, one position at a time.
 template <class T>
 __device__ NOINLINE void attend_piece_of_any(const CachedAttentionArgs& a, PieceSums& s, u32 key_head, u32 first,
                                            u32 now) {
@@ -138,7 +139,7 @@ __device__ NOINLINE void attend_piece_of_any(const CachedAttentionArgs& a, Piece
     for (u32 e = 0; e < E; e++) s.sums[warp][lane + 32 * e] = sums[e];
 }
 
-// Brings into L2 what a block's first item has in the cache.
+// Prefetches the cached data of a block's first item into L2.
 template <class T>
 __device__ inline void expect_cached(const CachedAttentionArgs& a, u32 now) {
     u32 size = a.heads.size, columns = a.heads.keys * size, item = blockIdx.x;
@@ -149,8 +150,8 @@ __device__ inline void expect_cached(const CachedAttentionArgs& a, u32 now) {
     for (u32 c = 0; c < size; c += 128 / sizeof(T)) prefetch(from + c);
 }
 
-// Blocks of TOKEN_WARPS warps, any number of them; every thread of the grid comes here. At position `now`; beyond the
-// context nothing happens.
+// For blocks of TOKEN_WARPS warps, any number of them; called by every thread of the grid. At position `now`; does
+// nothing beyond the context.
 template <class T>
 __device__ void cached_attention(const CachedAttentionArgs& a, u32 now, PieceSums& s) {
     u32 size = a.heads.size, queries = a.heads.queries, columns = a.heads.keys * size;
@@ -158,7 +159,7 @@ __device__ void cached_attention(const CachedAttentionArgs& a, u32 now, PieceSum
     u32 pieces = now / PIECE + 1, room = (a.context + PIECE - 1) / PIECE;
     const float* angles = a.table + (u64)now * a.dims;
     for (u32 item = blockIdx.x; item < queries * pieces; item += gridDim.x) {
-        // Divisions are slow: a first piece does without this one.
+        // Divisions are slow: the first piece avoids this one.
         u32 piece = item < queries ? 0 : item / queries, head = item - piece * queries;
         u32 key_head = head * a.heads.keys / queries, first = piece * PIECE;
         const T* row = (const T*)a.qkv;
@@ -185,7 +186,7 @@ __device__ void cached_attention(const CachedAttentionArgs& a, u32 now, PieceSum
         else if (lanes == 16) attend_piece<T, N, 16>(a, s, key_head, first, now);
         else attend_piece_of_any<T>(a, s, key_head, first, now);
         __syncthreads();
-        // Of the warps, those that have columns.
+        // For the warps that have columns.
         u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         float top = -INFINITY, total = 0;
         if (32 * warp < size) {
@@ -212,7 +213,7 @@ __device__ void cached_attention(const CachedAttentionArgs& a, u32 now, PieceSum
         for (u32 c = threadIdx.x; c < size; c += blockDim.x) own[2 + c] = joined(c);
         if (!arrive_last(a.done + head, pieces, &s.last)) continue;
         top = -INFINITY;
-        // A piece a lane: one after the other they would each wait for memory.
+        // One piece for each lane: in sequence, each would wait for memory.
         for (u32 p = lane; p < pieces; p += 32) top = fmaxf(top, of_head[(u64)p * (2 + size)]);
         top = warp_max(top);
         for (u32 c = threadIdx.x; c < size; c += blockDim.x) {

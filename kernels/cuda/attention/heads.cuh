@@ -1,4 +1,4 @@
-// Where heads lie in a row of a fused projection, which keys a query sees, and the rotation of a pair.
+// The order of heads in a row of a fused projection, the keys that a query sees, and the rotation of a pair.
 #pragma once
 #include "../common.cuh"
 
@@ -39,7 +39,7 @@ struct Pattern {
     }
 
     // Whether every block with a query of [i, i_end) sees every block with a key of [j, j_end) that is not later; may
-    // say no where local and global blocks together do.
+    // return false where local and global blocks together cover all.
     __device__ bool whole(u32 i, u32 i_end, u32 j, u32 j_end) const {
         if (kind == 0) return true;
         u32 last_i = (i_end - 1) / block, first_j = j / block, last_j = (j_end - 1) / block;
@@ -49,7 +49,7 @@ struct Pattern {
     }
 };
 
-// Turns pair `pair` (elements pair and pair + dims / 2 of a head).
+// Rotates pair `pair` (elements pair and pair + dims / 2 of a head).
 template <class T>
 __device__ inline void turn(T* head, const float* angles, u32 dims, u32 pair, bool inverse) {
     float cosine = angles[2 * pair], sine = inverse ? -angles[2 * pair + 1] : angles[2 * pair + 1];

@@ -3,23 +3,23 @@
 #include "../vector.cuh"
 
 struct RotateArgs {
-    void* rows;          // [count, width]: turned in place
+    void* rows;          // [count, width]: rotated in place
     const float* table;  // [positions, dims / 2, 2]: cosine and sine
     u64 count;           // rows times heads times vectors
     u32 dims, positions;
     u32 inverse;
-    u32 vectors;         // vectors of half of a head's turned elements
+    u32 vectors;         // vectors of half of a head's rotated elements
     u32 wide;            // whether a vector is 16 bytes, else one value
     Heads heads;
 };
 
-// A thread a vector of pairs: elements i and i + dims / 2 of a head.
+// Each thread rotates a vector of pairs: elements i and i + dims / 2 of a head.
 template <class T, int N>
 __device__ inline void rotate_pairs(const RotateArgs& a) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.count) return;
     u32 each = (a.heads.queries + a.heads.keys) * a.vectors;
-    // A division of 32 bits takes a quarter of the time.
+    // A 32-bit division takes a quarter of the time.
     u64 row = a.count >> 32 ? i / each : (u32)i / each;
     u32 of_row = (u32)(i - row * each), head = of_row / a.vectors, first = of_row % a.vectors * N;
     u32 at = head < a.heads.queries ? a.heads.query(head) : a.heads.key(head - a.heads.queries);

@@ -1,4 +1,4 @@
-// The most likely token by itself: one block, which reads as fast as one can.
+// The most likely token in a separate kernel: one block, which reads as fast as one block can.
 #include "most_likely.cuh"
 
 constexpr u32 THREADS = 1024;

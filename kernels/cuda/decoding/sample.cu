@@ -1,18 +1,19 @@
-// A token drawn from the logits, with the bits of the sampler on the CPU: weights are integers, so sums have no order.
+// Draws a token from the logits, with the same bits as the sampler on the CPU: weights are integers, so the order of
+// sums is irrelevant.
 //
-// One block. It sorts ids by their logits a window at a time, the largest first, as far as the choice needs. Four threads
-// find the largest of their share of the ids that are not sorted yet, and the n-th largest of those bounds the window: n ids
-// at least are not below it, and seldom many more. They are collected, sorted by counting how many are larger, weighed and
-// summed up, which shows whether the place that is looked for lies there. Most choices need one window.
+// One block. It sorts ids by descending logits, a window at a time, as far as the choice needs. Groups of four threads
+// find the largest of their share of the ids that are not sorted yet, and the n-th largest of these bounds the window:
+// at least n ids are not below it, and seldom many more. These ids are collected, sorted by counting the larger ones,
+// weighed and summed, which shows whether the wanted position is among them. Most choices need one window.
 #include "most_likely.cuh"
 #include "../random.cuh"
 #include "../vector.cuh"
 
 struct SampleArgs {
     const float* logits;  // [vocabulary]
-    const u32* limit;     // [1]: ids from here on are never chosen
+    const u32* limit;     // [1]: ids from this one on are never chosen
     const u32* settings;  // [7]: temperature, top k, top p, seed and stream of the random numbers, their lower halves first
-    u32* drawn;           // [2]: random numbers before, the lower half first
+    u32* drawn;           // [2]: the count of random numbers drawn before, the lower half first
     u32* id;              // [1]
     u32* cursor;          // [1]
     u32* chosen;          // [places]
@@ -20,14 +21,14 @@ struct SampleArgs {
     u32 wide;             // whether logits begin at a multiple of 16 bytes
 };
 
-// Threads, ids of a window at most.
+// Threads, which limit the ids of a window; shares of the ids.
 constexpr u32 THREADS = 1024, SHARES = THREADS / 4;
-// Which of the shares' largest bounds the first window and the others.
+// The rank, among the shares' largest, of the bound of the first window, and of later windows.
 constexpr u32 FIRST = 64, FURTHER = 224;
 
-// e^x of an x of at most 0 in units of 2^-36, operation by operation as the sampler on the CPU computes it.
+// e^x for x <= 0 in units of 2^-36, with the same operations as the sampler on the CPU.
 __device__ inline u64 weight(float x) {
-    // The logarithm of 2 as one number of nine bits, whose multiples are exact, and the rest.
+    // The logarithm of 2 as a number of nine bits, whose multiples are exact, and the rest.
     constexpr float HIGH = 0.6933594f, LOW = -2.1219444e-4f;
     if (!(x >= -25.0f)) return 0;
     int twos = (int)__fsub_rn(__fmul_rn(x, LOG2_E), 0.5f);
@@ -46,7 +47,7 @@ __device__ inline u64 random_bits(const u32* seed, u64 index) {
     return (u64)words[1] << 32 | words[0];
 }
 
-// How many of `count` are larger.
+// The number of elements, out of `count`, that are larger than `than`.
 __device__ inline u32 larger(const u64* of, u32 count, u64 than) {
     u32 sum = 0;
 #pragma unroll 4
@@ -57,18 +58,18 @@ __device__ inline u32 larger(const u64* of, u32 count, u64 than) {
     return sum;
 }
 
-// Of shared memory.
+// The state in shared memory.
 struct Windows {
-    alignas(16) u64 list[THREADS];  // what is in the window, in any order
+    alignas(16) u64 list[THREADS];  // the window's ids, in any order
     alignas(16) u64 largest[SHARES];
     u64 sorted[THREADS];
-    u64 sums[THREADS];  // of the weights in this window up to each
-    u64 bound, below;   // the window is what reaches the one and not the other
-    u64 weight_before;  // of earlier windows
-    u64 best;           // of all
+    u64 sums[THREADS];  // of the weights in this window, up to and including each
+    u64 bound, below;   // the window has the ids that are at least `bound` and below `below`
+    u64 weight_before;  // sum of the weights in earlier windows
+    u64 best;           // the best of all ids
     u64 found, reached;
     u32 count, count_before;
-    u32 numbers;        // whether all that is kept are numbers
+    u32 numbers;        // whether all candidates' logits are numbers
 };
 
 struct Drawing {
@@ -94,8 +95,8 @@ struct Drawing {
         for (u32 i = 4 * vectors + threadIdx.x; i < end; i += THREADS) visit(a.logits[i], i);
     }
 
-    // Makes the window below `w.below`, of the `wanted` largest of the shares' largest at least; of fewer where more reach
-    // the bound than there is room for.
+    // Makes the window below `w.below` of at least the `wanted` largest of the shares' largest; of fewer where more ids
+    // reach the bound than there is room for.
     __device__ void make(u32 wanted) {
         u64 below = w.below;
         for (;; wanted = max(wanted / 4, 1u)) {
@@ -150,7 +151,8 @@ struct Drawing {
         make(FIRST);
     }
 
-    // Finds the first id with which the sum of weights is above `target`, or id number `ids`, from 1 on; and that sum.
+    // Finds the first id at which the sum of weights exceeds `target`, or id number `ids`, counted from 1; also returns
+    // that sum.
     __device__ void find(u64 target, u32 ids) {
         bool again = w.count_before > 0;
         __syncthreads();
@@ -179,7 +181,7 @@ struct Drawing {
         }
     }
 
-    // The weight of all ids.
+    // The sum of the weights of all ids.
     __device__ u64 weigh_all() {
         u64 sum = 0;
         bool numbers = true;
@@ -218,7 +220,7 @@ __device__ void draw(const SampleArgs& a) {
             of.find(limit > 0 ? limit - 1 : 0, ~0u);
             total = w.reached;
         }
-        // The upper half of the product: uniform below `total`.
+        // The upper half of the product is uniform below `total`.
         u64 target = (u64)((unsigned __int128)random_bits(a.settings + 3, index) * total >> 64);
         of.find(target, ~0u);
         id = numbers ? chosen_id(w.found) : NO_TOKEN;

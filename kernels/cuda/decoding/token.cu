@@ -1,13 +1,15 @@
-// The operations of one token, one after the other in one launch.
+// All operations of one token, in sequence in one launch.
 //
-// A kernel of its own for each of some fifty operations of a microsecond waits longer for its turn than it works. Here
-// one block a multiprocessor stays and goes through a list of steps. Large steps, products and attention, are shared
-// out among the blocks. Small ones, norms and SwiGLU, are computed by every block for itself into shared memory, where
-// the product that follows finds them; the first block writes them out besides. All blocks wait for each other only
-// before a step that reads or overwrites what others wrote since the last time, as the host says in `wait`.
+// With a separate kernel for each of some fifty operations of a microsecond, more time would go into launches than into
+// work. Here one block stays on each multiprocessor and processes a list of steps. Large steps, matrix multiplications
+// and attention, are divided among the blocks. Small ones, norms and SwiGLU, are computed redundantly by every block
+// into its shared memory, where the next multiplication reads them; the first block also writes them to memory. All
+// blocks wait for each other only before a step that reads or overwrites data that others wrote since the last wait, as
+// the host sets in `wait`.
 //
-// Where the most likely token follows, the list is gone through again for it, and again: each time the blocks raise a word
-// of their own to the best of the logits that they wrote, and after the wait before the next token all of them read it.
+// Where the most likely token is chosen, the list is repeated for that token, and so on: each time, the blocks raise a
+// common word to the best of the logits that they computed, and all blocks read it after the wait before the next
+// token.
 #include "../attention/cached_attention.cuh"
 #include "../head/softcap.cuh"
 #include "most_likely.cuh"
@@ -39,12 +41,12 @@ struct TokenSwiGluArgs {
 };
 
 struct TokenChoiceArgs {
-    u32 wide;  // as of the product that wrote the logits, where no wait came between: a thread reads those that it wrote
+    u32 wide;  // as in the multiplication that wrote the logits, if no wait came between
 };
 
 enum StepKind { EMBED, NORM, PRODUCT, TURNED, ATTENTION, SWIGLU, MOST_LIKELY };
 
-// Where a product finds its input: in memory, or in a slot of shared memory.
+// The location of a multiplication's input: in memory, or in a slot of shared memory.
 constexpr u32 NOWHERE = 3;
 
 union AnyStepArgs {
@@ -60,10 +62,10 @@ struct StepArgs {
     AnyStepArgs of;
     u32 kind;   // a StepKind
     u32 wait;   // whether all blocks wait for each other before it
-    u32 slot;   // the first that a norm writes; where a product's input is, or NOWHERE
-    u32 exact;  // whether a product's result is f32 whatever its operands are
-    u32 beside; // heads of queries of the attention that a product has no wait from; 0: there is none
-    float softcap; // C of C tanh(y / C), which a product's results become; 0: they stay what they are
+    u32 slot;   // the first slot that a norm writes; or the slot of a multiplication's input, or NOWHERE
+    u32 exact;  // whether the result of a multiplication is f32 whatever its operands are
+    u32 beside; // query heads of the attention that runs beside a multiplication; 0: there is none
+    float softcap; // C of C tanh(y / C), applied to the results of a multiplication; 0: not applied
 };
 
 constexpr u32 MOST_STEPS = 192;
@@ -71,19 +73,19 @@ constexpr u32 MOST_STEPS = 192;
 struct TokenArgs {
     StepArgs step[MOST_STEPS];
     const u32* cursor;  // the token's position, for every attention
-    u32* arrivals;  // 0 before
-    u64* best;      // [tokens]: 0 before; the largest candidate after each token. Null where none is chosen
-    MostLikelyArgs choice;  // what MOST_LIKELY is about
+    u32* arrivals;  // 0 before the launch
+    u64* best;      // [tokens]: 0 before; the largest candidate after each token. Null where no token is chosen
+    MostLikelyArgs choice;  // the operands of MOST_LIKELY
     u32 steps, tokens;
 };
 
-// f32 of a slot: two for norms, one for SwiGLU in the place where attention has its sums.
+// f32 numbers of a slot: two slots for norms, one for SwiGLU, which overlaps with the sums of attention.
 constexpr u32 NORMED = 4096, WIDEST = 7168, THREADS = 32 * TOKEN_WARPS;
 static_assert(sizeof(PieceSums) <= WIDEST * sizeof(float), "attention's sums fit");
 
 __device__ inline float* slot_at(unsigned char* pool, u32 slot) { return (float*)pool + slot * NORMED; }
 
-// Over the block; every thread gets it.
+// The sum over the block; every thread receives it.
 __device__ inline float token_sum(float x) {
     __shared__ float warps[TOKEN_WARPS];
     x = warp_sum(x);
@@ -96,13 +98,12 @@ __device__ inline float token_sum(float x) {
 template <class T>
 __device__ NOINLINE void token_embed(const TokenEmbedArgs& a, u32 id) {
     const T* from = (const T*)a.table + (u64)id * a.columns;
-    // Every block the same values: then none waits for another's.
+    // Every block writes the same values, so that no block waits for another.
     for (u32 c = threadIdx.x; c < a.columns; c += THREADS)
         ((T*)a.out)[c] = id < a.vocabulary ? from[c] : store<T>(__uint_as_float(0x7fc00000u));
 }
 
-// Short loops, of which nothing is unrolled here: a step runs once, and its instructions come from further away than its
-// numbers.
+// Short loops without unrolling: a step runs once, and fetching its instructions takes longer than fetching its data.
 template <class T>
 __device__ NOINLINE void token_norm(const TokenNormArgs& a, T* slot) {
     T* second = (T*)((float*)slot + NORMED);
@@ -145,9 +146,9 @@ __device__ NOINLINE void token_swiglu(const TokenSwiGluArgs& a, T* slot) {
     }
 }
 
-// How a product's rows are shared out among the last `blocks`: AT_ONCE neighbouring ones a group of warps, as many groups
-// a block as fit. It depends on how many there are only, so that of two products of as many rows a thread finishes the
-// same.
+// The division of a multiplication's rows among the last `blocks` blocks: AT_ONCE neighbouring rows for each group of
+// warps, with as many groups in a block as fit. It depends only on the number of rows, so that in two multiplications
+// with equal numbers of rows a thread finishes the same rows.
 constexpr u32 AT_ONCE = 4;
 struct Sharing {
     u32 group = 1, at_once = 1;
@@ -160,12 +161,12 @@ struct Sharing {
     }
 };
 
-// Brings `bytes` into L2, from where a block finds them sooner.
+// Prefetches `bytes` bytes into L2, for faster access by a block.
 __device__ inline void expect(const void* from, u32 bytes) {
     for (u32 at = 128 * threadIdx.x; at < bytes; at += 128 * THREADS) prefetch((const char*)from + at);
 }
 
-// What a step reads that no other step writes.
+// Prefetches the data of a step that no other step writes.
 template <class T>
 __device__ inline void expect_own(const StepArgs& s, u32 now) {
     if (s.kind == NORM) {
@@ -179,7 +180,7 @@ __device__ inline void expect_own(const StepArgs& s, u32 now) {
     }
 }
 
-// What is added to the sum of a row, and where it goes.
+// The terms to add to the sum of a row.
 template <class T>
 __device__ inline float token_added(const RowArgs& a, u32 at, u32 exact) {
     return exact ? added_to_row<T, float>(a, at) : added_to_row<T, T>(a, at);
@@ -191,13 +192,14 @@ __device__ NOINLINE void token_write(const RowArgs& a, u32 at, float value, u32 
     exact ? write_row<float>(a, at, value) : write_row<T>(a, at, value);
 }
 
-// Sums of ROWS rows a group of warps, by the blocks from `skip` on. Rows that are read once leave L2 to the others.
+// The sums of ROWS rows for each group of warps, on the blocks from `skip` on. Rows that are read once leave L2 to
+// other data.
 template <class T, int N, int ROWS, bool ONCE>
 __device__ inline void token_rows(const RowArgs& a, const T* x, u32 group, u32 exact, float cap, u32 skip) {
     __shared__ float parts[TOKEN_WARPS][ROWS];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = TOKEN_WARPS / group, block = blockIdx.x - skip;
     u32 own = (block * groups + warp / group) * ROWS, step = (gridDim.x - skip) * groups * ROWS;
-    // As often in every warp of the block.
+    // The same number of iterations in every warp of the block.
 #pragma unroll 1
     for (u32 first = block * groups * ROWS; first < a.n; first += step, own += step) {
         float sums[ROWS] = {}, added = 0;
@@ -231,14 +233,14 @@ __device__ NOINLINE void token_product(const RowArgs& a, const T* x, u32 exact, 
     else token_rows<T, WIDE<T>, 1, false>(a, x, sharing.group, exact, cap, skip);
 }
 
-// The first blocks have attention to do, an item each. A product beside it leaves these alone, if they are no more than
-// half of all.
+// The first blocks have an item of attention each. A concurrent multiplication leaves these blocks alone, if they are
+// at most half of all blocks.
 __device__ inline u32 blocks_of_attention(u32 heads, u32 now) {
     u32 items = heads * (now / PIECE + 1);
     return 2 * items > gridDim.x ? 0 : items;
 }
 
-// x [k] times [k, n]: a block 32 columns, a warp every sixteenth row.
+// x [k] times [k, n]: a block computes 32 columns, and each of its warps takes every sixteenth row.
 template <class T>
 __device__ NOINLINE void token_turned(const RowArgs& a, const T* x) {
     __shared__ float parts[TOKEN_WARPS][32];
@@ -266,7 +268,8 @@ __device__ NOINLINE void token_attention(const CachedAttentionArgs& a, u32 now, 
     cached_attention<T>(a, now, *(PieceSums*)slot_at(pool, 2));
 }
 
-// Raises `best` to the best logit of this block: those whose sums its threads finished, unless all have waited.
+// Raises `best` to the best logit of this block: of the logits that its threads finished, unless all blocks have waited
+// since.
 __device__ NOINLINE void token_most_likely(const MostLikelyArgs& a, u64* best, u32 wide) {
     Sharing sharing(a.vocabulary, gridDim.x);
     u32 rows = wide ? sharing.at_once : 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -282,7 +285,7 @@ __device__ NOINLINE void token_most_likely(const MostLikelyArgs& a, u64* best, u
     if (threadIdx.x == 0 && own) raise(best, own);
 }
 
-// The first block writes down what was chosen after each token, once all have raised the last one's word.
+// The first block writes the token chosen after each token, once all blocks have raised the last one's word.
 __device__ NOINLINE void token_chosen(const TokenArgs& a, u32 first, u32 waited) {
     if (threadIdx.x == 0) arrive(a.arrivals);
     if (blockIdx.x > 0) return;
@@ -296,7 +299,7 @@ __device__ NOINLINE void token_chosen(const TokenArgs& a, u32 first, u32 waited)
     *a.choice.cursor = first + a.tokens;
 }
 
-// A step, where it stands in the list, how many tokens were chosen before, and whether the list begins again with it.
+// A step, its index in the list, the number of tokens chosen before, and whether the list starts again with it.
 struct Held {
     StepArgs step;
     u32 at, tokens, again;
@@ -305,8 +308,8 @@ struct Held {
 template <class T>
 __device__ void token(const TokenArgs& a) {
     LAUNCH_SHARED(pool, (2 * NORMED + WIDEST) * sizeof(float));
-    // This step and the next, which is on its way while this one is done: what a launch brings is slow to arrive. What
-    // else changes lies here too, because a step's functions want the registers.
+    // The current step and the next one, which is loaded while the current one runs, since kernel arguments are slow to
+    // arrive. Other state that changes is here as well, because the functions of the steps need the registers.
     __shared__ Held held[2];
     __shared__ u32 first;
     constexpr u32 WORDS = sizeof(StepArgs) / 8;
@@ -319,7 +322,7 @@ __device__ void token(const TokenArgs& a) {
     if (threadIdx.x == 0) first = *a.cursor;
     keep(held[0], next_word(0), 0, 0, false);
     u32 waited = 0, total = a.steps * a.tokens;
-    // Only the loop and a parity hang on n: with more, ptxas takes warps for divided and its code is a third longer.
+    // Only the loop and a parity depend on n: otherwise ptxas assumes diverged warps, and its code is a third longer.
     for (u32 n = 0; n < total; n++) {
         __syncthreads();
         const Held& h = held[n % 2];

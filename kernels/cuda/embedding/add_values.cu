@@ -1,4 +1,4 @@
-// Rows of a value table, added to the values of attention, and the gradients of both.
+// Adds rows of a value table to the values of attention, and computes the gradients of both.
 #include "../attention/heads.cuh"
 #include "../vector.cuh"
 
@@ -6,15 +6,16 @@ struct AddValuesArgs {
     const u32* ids;     // [rows]
     const void* table;  // [vocabulary, keys * size]
     const void* gain;   // [1]
-    void* qkv;          // [rows, width]; of the gradient: that of queries, keys and values
-    void* out;          // [rows, keys * size]: of the gradient: the gain times the values' part of it
-    float* partial;     // [pieces]: of the gradient: the pieces' sums for the gain's
+    void* qkv;          // [rows, width]; in the gradient: the gradient of queries, keys and values
+    void* out;          // [rows, keys * size]; in the gradient: the gain times the values' part of qkv
+    float* partial;     // [pieces]; in the gradient: the partial sums of the gain's gradient
     u32 rows, piece, vocabulary;
-    u32 wide;  // whether 16 bytes lie together in all of them
+    u32 wide;  // whether all of them have whole vectors of 16 bytes
     Heads heads;
 };
 
-// A warp a row, `N` neighbouring values a lane at a time: calls `visit(place in a table's row, place in the projection's)`.
+// One warp for each row, `N` neighbouring values for each lane: calls `visit(index in a table's row, index in the
+// projection's)`.
 template <int N, class Visit>
 __device__ inline void each_value(const AddValuesArgs& a, Visit visit) {
     u32 columns = a.heads.keys * a.heads.size;
@@ -49,7 +50,7 @@ __device__ void add_values(const AddValuesArgs& a) {
     a.wide ? add_row<T, WIDE<T>>(a) : add_row<T, 1>(a);
 }
 
-// A block a piece of the rows.
+// One block for each piece of the rows.
 template <class T, int N>
 __device__ inline void take_rows(const AddValuesArgs& a) {
     float gain = load(*(const T*)a.gain), sum = 0;

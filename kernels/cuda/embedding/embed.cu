@@ -1,4 +1,4 @@
-// Looking up rows of a table, and adding gradients back to them in the order of the rows.
+// Looks up rows of a table, and adds gradients to them in the order of the rows.
 #include "../vector.cuh"
 
 struct EmbedArgs {
@@ -9,7 +9,7 @@ struct EmbedArgs {
     u32 wide;  // whether rows begin at multiples of 16 bytes
 };
 
-// A warp a row. An id beyond the vocabulary gives NaN, which the loss then shows.
+// One warp for each row. An id beyond the vocabulary gives NaN, which the loss then shows.
 template <class T, int N>
 __device__ inline void copy_row(const EmbedArgs& a) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
@@ -34,17 +34,17 @@ __device__ void embed(const EmbedArgs& a) {
 
 EXPORT_BOTH(embed, EmbedArgs, 256, embed)
 
-// The rows are sorted by their ids, rows of the same id in their order, eight bits of the id a pass: how often each
-// digit occurs in each piece of the rows, then every row to its place.
+// A stable sort of the rows by their ids, eight bits of the id in each pass: counts how often each digit occurs in each
+// piece of the rows, then moves every row to its position.
 struct SortArgs {
     const u32* ids;   // [rows]
-    const u32* from;  // [rows]: the rows as the last pass left them, or null before the first
+    const u32* from;  // [rows]: the rows in the order of the last pass, or null before the first
     u32* to;          // [rows]
     u32* counts;      // [pieces, DIGITS]
     u32 rows, vocabulary, shift, pieces;
 
     __device__ u32 row(u32 at) const { return from ? from[at] : at; }
-    // Those beyond the vocabulary come last.
+    // Rows with ids beyond the vocabulary come last.
     __device__ u32 digit(u32 row) const { return (min(ids[row], vocabulary) >> shift) % DIGITS; }
 
     static constexpr u32 DIGITS = 256;
@@ -52,7 +52,7 @@ struct SortArgs {
     static constexpr u32 FEW = 8192;
 };
 
-// A block a piece. Integers have one sum in every order.
+// One block for each piece. Integer sums do not depend on the order.
 __device__ void count_digits(const SortArgs& a) {
     __shared__ u32 counts[SortArgs::DIGITS];
     counts[threadIdx.x] = 0;
@@ -65,8 +65,8 @@ __device__ void count_digits(const SortArgs& a) {
 
 EXPORT(embed_count, SortArgs, 256, count_digits)
 
-// The first place of the rows of this block's piece that have digit `threadIdx.x`: behind all of smaller digits and those of
-// the pieces before.
+// The first position of the rows of this block's piece with digit `threadIdx.x`: after all rows with smaller digits and
+// the rows with this digit in earlier pieces.
 __device__ inline u32 first_place(const SortArgs& a) {
     __shared__ u32 sums[SortArgs::DIGITS];
     u32 before = 0, all = 0;
@@ -87,9 +87,9 @@ __device__ inline u32 first_place(const SortArgs& a) {
     return sums[threadIdx.x] - all + before;
 }
 
-// A block a piece: 256 of its rows at a time.
+// One block for each piece: 256 of its rows at a time.
 __device__ void place_rows(const SortArgs& a) {
-    __shared__ u32 next[SortArgs::DIGITS];       // the place of the next row with this digit
+    __shared__ u32 next[SortArgs::DIGITS];       // the position of the next row with this digit
     __shared__ u32 counts[8][SortArgs::DIGITS];  // of each warp
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     next[threadIdx.x] = first_place(a);
@@ -119,8 +119,8 @@ __device__ void place_rows(const SortArgs& a) {
 
 EXPORT(embed_place, SortArgs, 256, place_rows)
 
-// Few rows in one launch: a row's place is the number of rows that come before it. A block has 32 rows, one a lane, and each
-// warp compares them with its share of all.
+// Sorts few rows in one launch: a row's position is the number of rows that come before it. A block has 32 rows, one
+// for each lane, and each warp compares them with its share of all rows.
 __device__ void place_few(const SortArgs& a) {
     constexpr u32 AT_ONCE = 16;
     alignas(16) __shared__ u32 ids[SortArgs::FEW];
@@ -153,17 +153,17 @@ EXPORT(embed_place_few, SortArgs, 256, place_few)
 
 struct EmbedGradArgs {
     const u32* ids;        // [rows]
-    const u32* sorted;     // [rows]: the rows by their ids
+    const u32* sorted;     // [rows]: the rows in the order of their ids
     const void* out_grad;  // [rows, columns]
     void* table_grad;      // [vocabulary, columns]
-    float* partial;        // [rows / 32, columns]: what each piece of the sorted rows has of the last one's id
+    float* partial;        // [rows / 32, columns]: each piece's sums for the last id of the piece before
     u32 rows, columns, vocabulary;
     u32 wide;     // whether rows begin at multiples of 16 bytes
     u32 reduced;  // whether table_grad is bf16
 
     static constexpr u32 PIECE = 32;
 
-    // The id at a place; those beyond the vocabulary are one, and behind the last place is none.
+    // The id at a position; ids beyond the vocabulary count as one id, and there is none after the last position.
     __device__ u32 id_at(u32 place) const { return place < rows ? min(ids[sorted[place]], vocabulary) : ~0u; }
 };
 
@@ -183,8 +183,8 @@ __device__ inline void add_to(const EmbedGradArgs& a, u32 id, u32 column, const 
     a.reduced ? add((bf16*)a.table_grad + at, sums) : add((float*)a.table_grad + at, sums);
 }
 
-// A warp a piece of 32 places and 32 N columns. An id's rows are added to the table as far as the piece goes where they begin;
-// what the next pieces have of it is left in `partial`, for `add_pieces`.
+// One warp for each piece of 32 positions and 32 N columns. The piece in which an id begins adds the id's rows in the
+// piece to the table; the contributions of the next pieces to that id go to `partial`, for `add_pieces`.
 template <class T, int N>
 __device__ inline void add_ids(const EmbedGradArgs& a) {
     constexpr u32 WARPS = 4, AT_ONCE = 8;
@@ -199,7 +199,7 @@ __device__ inline void add_ids(const EmbedGradArgs& a) {
     if (column >= a.columns) return;
     float sums[N] = {};
     u32 id = ids[warp][0];
-    // Whether the id began in this piece.
+    // Whether the id begins in this piece.
     bool own = first == 0 || a.id_at(first - 1) != id;
     auto put = [&] {
         if (id >= a.vocabulary) return;
@@ -207,7 +207,7 @@ __device__ inline void add_ids(const EmbedGradArgs& a) {
         else write(a.partial + (u64)piece * a.columns + column, sums);
     };
     for (u32 i = 0; i < count; i += AT_ONCE) {
-        // All are asked for before any is added.
+        // All rows are loaded before any is added.
         Vector<T, N> some[AT_ONCE];
 #pragma unroll
         for (u32 j = 0; j < AT_ONCE; j++) {
@@ -232,15 +232,15 @@ __device__ inline void add_ids(const EmbedGradArgs& a) {
     put();
 }
 
-// A warp a piece and 32 N columns: where the piece's last id began in it, what the next pieces have of that id is added up.
-// 32 pieces or more are left to the block, whose warps take 32 at a time each.
+// One warp for each piece and 32 N columns: if the piece's last id begins in it, adds the contributions of the next
+// pieces to that id. Sums over 32 pieces or more are left to the block, in which each warp adds 32 at a time.
 template <int N>
 __device__ inline void add_pieces(const EmbedGradArgs& a) {
     __shared__ u32 counts[8];  // 32: there may be more
     __shared__ float parts[8][N][32];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * 8;
     u32 column = (blockIdx.y * 32 + lane) * N;
-    // How many pieces from `piece` on, of at most 32, begin with an id.
+    // The number of pieces from `piece` on, at most 32, that begin with an id.
     auto find = [&](u32 piece, u32 id) {
         return (u32)__popc(__ballot_sync(FULL_WARP, a.id_at((piece + lane) * a.PIECE) == id));
     };

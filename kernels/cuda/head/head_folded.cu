@@ -1,11 +1,12 @@
-// The head whose softmax is folded into its products. What the product of warpgroups leaves (warpgroup_product.cu, powers) is
+// The head with the softmax folded into its matrix multiplications. The one of warpgroup_product.cu (powers) leaves
 //   P [rows, vocabulary]   p = exp(z - z_target - 40), see powers.cuh
-// and pieces of the sums of rows, of which a row's sum S is made. With g, the loss scale, over S:
+// and partial sums of the rows; a row's sum is S. With g the loss scale:
 //   the gradient of the logits is   diag(g / S) P', P' being P with p - S at the target
 //   of the weight                   P'^T (diag(g / S) x)
 //   of x                            diag(g / S) (P' weight)
-// so that nothing passes over P but those two products. Capped logits, C tanh(z / C), have powers of what they became;
-// of z the gradient is that times 1 - tanh^2, which is in P already, and goes to the target's p - S here.
+// so that nothing passes over P except those two multiplications. With capped logits, C tanh(z / C), P has the
+// exponentials of the capped logits; the gradient by z has the additional factor 1 - tanh^2, which is already in P, and
+// is applied to the target's p - S here.
 #include "softcap.cuh"
 #include "../control.cuh"
 #include "../powers.cuh"
@@ -18,13 +19,13 @@ struct FoldedHeadArgs {
     float* losses;          // [rows]: first the targets' logits
     const float* sums;      // [rows, pieces]
     bf16* powers;           // [rows, vocabulary]
-    bf16* x_grad;           // [rows, d]: in between x g / S
+    bf16* x_grad;           // [rows, d]: temporarily x g / S
     const Settings* settings;
     u32 rows, d, vocabulary, ids, pieces;
     float softcap;          // C, or 0
 };
 
-// A warp a row: calls `body(row, lane)`.
+// One warp for each row: calls `body(row, lane)`.
 template <class Body>
 __device__ inline void each_row(const FoldedHeadArgs& a, Body body) {
     u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -59,7 +60,7 @@ __device__ inline void scale_row(const FoldedHeadArgs& a, const bf16* from, u32 
     }
 }
 
-// Behind the product that makes the powers.
+// Runs after the multiplication that computes the exponentials.
 __device__ void find_losses(const FoldedHeadArgs& a) {
     each_row(a, [&](u32 row, u32 lane) {
         u32 target = a.targets[row];
@@ -80,7 +81,7 @@ __device__ void find_losses(const FoldedHeadArgs& a) {
     });
 }
 
-// Behind the product of powers and weight.
+// Runs after the multiplication of the exponentials and the weight.
 __device__ void scale(const FoldedHeadArgs& a) {
     each_row(a, [&](u32 row, u32 lane) {
         float over_sum = power_of_two(POWERS_BELOW - a.losses[row] * LOG2_E);

@@ -1,11 +1,11 @@
-// The head and its cross-entropy in bf16 without logits in memory, by warpgroups (wgmma): attention over the vocabulary,
-// whose keys and values are both the weight. Widths of up to 128; what is missing to them is zeros.
+// The head and its cross-entropy in bf16 without logits in memory, by warpgroups (wgmma): attention over the
+// vocabulary, with the weight as both keys and values. Widths of up to 128; smaller widths are padded with zeros.
 //
 //   losses    x [128 rows] stays, the weight streams by    scores = x W^T -> exp2 -> sums += p W    x's gradient
 //   weights   W [128 ids] stays, x streams by              scores = W x^T -> exp2 -> sums += p x    W's gradient
 //
-// A block has two warpgroups that compute, 64 of the rows that stay each: while one is at its exponentials, the other's
-// products keep the tensor cores busy, and so does its own product with the tile before.
+// A block has two warpgroups that compute, each with 64 of the stationary rows: while one computes its exponentials,
+// the other's multiplications keep the tensor cores busy, as does its own multiplication with the previous tile.
 #include "softcap.cuh"
 #include "../control.cuh"
 #include "../pipeline.cuh"
@@ -22,14 +22,14 @@ struct FusedHeadArgs {
     u32 rows, vocabulary, ids, d;
     u32 accumulate;          // whether to add to weight_grad
     u32 reduced;             // whether that is bf16
-    float softcap;           // C of C tanh(z / C), at most 40, in the kernels of that
+    float softcap;           // C of C tanh(z / C), at most 40, in the kernels with a cap
 };
 
 #ifdef WARPGROUPS
 
 namespace {
 
-// Rows of a tile; elements of its panels of 64 columns, and of a tile.
+// Rows of a tile; elements of a panel of 64 columns, and of a tile.
 constexpr u32 TALL = 128, PANEL = 64 * TALL, WHOLE = 2 * PANEL, STAGES = 4;
 using Blocks = Pipeline<2, STAGES>;
 
@@ -48,13 +48,13 @@ struct Room {
 constexpr u32 ROOM = (1 + STAGES) * WHOLE * sizeof(bf16) + 2 * STAGES * TALL * sizeof(float);
 static_assert(ROOM <= 227 << 10, "what a block may have");
 
-// Starts copying rows [row, row + TALL) of d columns to a tile; zeros beyond the last of `count` and beyond d.
+// Starts copying rows [row, row + TALL) of d columns to a tile; zeros after the last of `count` rows and beyond d.
 __device__ inline void fetch_tile(bf16* tile, const void* rows, u32 row, u32 count, u32 d) {
     fetch_swizzled<TALL>(tile, Part(rows, 0, d, 0, min(d, SIDE)), row, count);
     fetch_swizzled<TALL>(tile + PANEL, Part(rows, 0, d, SIDE, d - min(d, SIDE)), row, count);
 }
 
-// The products of a warpgroup's 64 rows, of tiles.
+// The multiplications of a warpgroup's 64 rows with tiles.
 struct Products {
     Matrix own, tiles;
 
@@ -98,22 +98,22 @@ struct Powers : Products {
 
     __device__ void settle(float (&sums)[16][4]) const { softmax.settle(sums); }
 
-    // Of a row: what its powers are beside, and their sum.
+    // The base of a row's exponentials, and their sum.
     __device__ float base(int h) const { return softmax.largest[h]; }
     __device__ float row_total(int h) const { return softmax.row_total(h); }
-    // What becomes of a logit, and that by the logit.
+    // The capped logit, and its derivative by the logit.
     __device__ static float logit(float z) { return z; }
     __device__ static float slope(float) { return 1; }
 };
 
-// The same of capped logits, and times what they are by what they were, which is what x's gradient takes. None is
-// larger than C, so that powers beside C's do without the largest of a row: the least, of -C, is exp(-2 C), a normal
-// number.
+// As Powers, for capped logits; multiplied with the derivative of the capped logit by the logit, which x's gradient
+// needs. No capped logit is larger than C, so exponentials relative to C's need no maximum of a row: the least, of -C,
+// is exp(-2 C), a normal number.
 template <bool GRADIENT>
 struct CappedPowers : Products {
     u32 ids;
     Softcap by;
-    float most, total[2] = {};  // the logarithm of C's power, to base 2
+    float most, total[2] = {};  // the exponent of C's exponential, to base 2
 
     __device__ CappedPowers(const Room& room, const FusedHeadArgs& a)
         : Products(room), ids(a.ids), by(a.softcap), most(a.softcap * LOG2_E) {}
@@ -159,8 +159,8 @@ struct PowersOf<GRADIENT, true> {
     typedef CappedPowers<GRADIENT> Type;
 };
 
-// Probabilities, less 1 for targets, of a warp's 16 ids from `row` on; of capped logits times what they are by what
-// they were.
+// Probabilities, minus 1 for targets, of a warp's 16 ids from `row` on; for capped logits times the derivative of the
+// capped logit by the logit.
 template <bool CAPPED>
 struct Gradient : Products {
     const Room& room;
@@ -206,7 +206,7 @@ private:
 
     template <bool MET>
     __device__ void weigh_capped(float (&scores)[16][4], const float* log_sums, const u32* targets) const {
-        // Which are of targets: found before, since the registers have no room for targets beside scores.
+        // Which ids are targets: determined before, since the registers have no room for targets and scores together.
         u32 lane = threadIdx.x % 32, own[2] = {};
         float most = by.cap * LOG2_E;
         if (MET)
@@ -228,7 +228,7 @@ private:
     }
 };
 
-// All tiles' scores for the sums of their powers only.
+// Computes the scores of all tiles only for the sums of their exponentials.
 template <class Powers>
 __device__ inline void weigh_all(const Blocks& blocks, Powers& powers) {
     blocks.start();
@@ -243,7 +243,7 @@ __device__ inline void weigh_all(const Blocks& blocks, Powers& powers) {
     }
 }
 
-// Two elements that follow each other.
+// Two consecutive elements.
 __device__ inline float low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
@@ -251,7 +251,7 @@ __device__ inline float high(u32 pair) { return __uint_as_float(pair & 0xffff000
 
 #endif
 
-// Losses of 128 rows, and their gradients.
+// The losses of 128 rows, and their gradients.
 template <bool GRADIENT, bool CAPPED>
 __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
 #ifdef WARPGROUPS
@@ -280,7 +280,7 @@ __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
         u32 target = row < a.rows ? a.targets[row] : a.ids;
         bool counts = target < a.ids;
         float at_target = 0;
-        // A lane of four has every fourth pair of a row.
+        // Each of four lanes has every fourth pair of a row.
 #pragma unroll 4
         for (u32 n = 0; n < 16; n++) {
             u32 column = 8 * n + lane % 4 * 2;
@@ -315,7 +315,7 @@ __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
 
 #ifdef WARPGROUPS
 
-// Writes a pair of sums, or adds it to what is there.
+// Writes a pair of sums, or adds it to the content.
 template <class T>
 __device__ inline void put(T* to, const float (&sums)[2], bool accumulate) {
 #pragma unroll
@@ -336,7 +336,7 @@ __device__ inline void head_fused_weights(const FusedHeadArgs& a) {
         fetch_tile(room.own, a.weight, first, a.vocabulary, a.d);
         static_assert(Blocks::FETCHING == TALL, "a thread a row");
         u32 r = threadIdx.x % TALL;
-        // Beyond the last row x is zeros, and so is all that comes of it.
+        // After the last row x is zeros, so those rows contribute nothing.
         return blocks.fetch_all([&](u32 stage, u32 t) {
             u32 row = t * TALL + r, at = min(row, a.rows - 1);
             fetch_tile(room.tiles + stage * WHOLE, a.x, t * TALL, a.rows, a.d);

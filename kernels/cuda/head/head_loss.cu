@@ -1,26 +1,27 @@
-// Cross-entropy of a chunk of logits and its gradient, which takes the logits' place. Products are in product.cu.
+// Cross-entropy of a chunk of logits and its gradient, which overwrites the logits. The matrix multiplications are in
+// product.cu.
 #include "softcap.cuh"
 #include "../control.cuh"
 #include "../vector.cuh"
 
 struct HeadLossArgs {
-    void* logits;           // [rows, vocabulary]; then their gradient, where one is wanted
+    void* logits;           // [rows, vocabulary]; then their gradient, if requested
     const u32* targets;     // [rows]; beyond the ids: no loss, no gradient
     float* losses;          // [rows]
     const float* bias;      // [vocabulary]: added to the logits; or null
     const Settings* settings;
-    u32 vocabulary, ids;    // logits of a row; those from `ids` on are padding, of no probability and gradients of 0
+    u32 vocabulary, ids;    // logits of a row; those from `ids` on are padding, with no probability and gradients of 0
     u32 gradient;
     u32 wide;               // whether rows begin at multiples of 16 bytes
-    float softcap;          // C of C tanh(z / C), which logits become in the kernels of that
+    float softcap;          // C of C tanh(z / C), applied to logits in the kernels with a cap
 };
 
-// A block has a row, of which each thread holds vectors in registers; the rest is read twice, and the second time from
-// L2 if it is still there. A multiprocessor holds 32 KiB of logits of each of two rows, or 96 KiB of one. Of 200,064
-// logits of bf16, 400 KB, two rows leave 2 x 132 x 367 KB = 97 MB to an L2 of 50 MB; one row leaves 132 x 302 KB =
-// 40 MB, and half of that at a time, since a block gives back in half of its time what it read last first. Then a row
-// moves 800 KB, 0.19 us at 4.2 TB/s, against 0.29 where all is read twice; it takes two exponentials a logit, 25,000 of
-// the 44,000 cycles that a multiprocessor has for its row.
+// A block has a row, of which each thread holds vectors in registers; the rest is read twice, the second time from L2
+// if it is still there. A multiprocessor holds 32 KiB of logits of each of two rows, or 96 KiB of one. With 200,064
+// logits of bf16, 400 KB, two rows need 2 x 132 x 367 KB = 97 MB of an L2 of 50 MB; one row needs 132 x 302 KB = 40 MB,
+// and half of that at a time, since a block spends half of its time re-reading in reverse order. Then a row moves 800
+// KB, 0.19 us at 4.2 TB/s, against 0.29 where everything is read twice; it takes two exponentials for each logit,
+// 25,000 of the 44,000 cycles that a multiprocessor has for its row.
 struct Short {
     static constexpr int THREADS = 512, HELD = 4;
     static constexpr bool ONCE = false;
@@ -30,7 +31,7 @@ struct Long {
     static constexpr bool ONCE = true;
 };
 
-// The sum of 2^(x - largest) over what was seen so far; `largest` is finite, so that logits of -inf add nothing.
+// The sum of 2^(x - largest) over the logits seen so far; `largest` is finite, so that logits of -inf add nothing.
 struct PowerSum {
     float largest = -3.402823466e38f, sum = 0;
 
@@ -40,7 +41,7 @@ struct PowerSum {
     }
 };
 
-// Over the block, in an order that depends on its size only; every thread gets it.
+// The total over the block, in an order that depends only on its size; every thread receives it.
 template <int THREADS>
 __device__ inline PowerSum block_total(PowerSum own) {
     __shared__ float largest[THREADS / 32];
@@ -57,7 +58,7 @@ __device__ inline PowerSum block_total(PowerSum own) {
     return total;
 }
 
-// The largest and the sum of powers together, then the gradient scale (p - [v = target]).
+// The maximum and the sum of exponentials together, then the gradient scale (p - [v = target]).
 template <class T, int N, class Way, bool CAPPED>
 __device__ inline void head_loss_row(const HeadLossArgs& a) {
     constexpr int THREADS = Way::THREADS;
@@ -75,7 +76,7 @@ __device__ inline void head_loss_row(const HeadLossArgs& a) {
     Row<T, N, THREADS, Way::HELD, Way::ONCE> row(logits, end, threadIdx.x);
     float at_target = load(logits[target]) + (a.bias ? a.bias[target] : 0.0f);
     if (CAPPED) at_target = softcap<T>(at_target, a.softcap);
-    // Adds the bias, and caps. `end` may lie N - 1 beyond the ids, in the row's last vector.
+    // Adds the bias, and applies the cap. `end` may be N - 1 beyond the ids, in the row's last vector.
     auto complete = [&](u32 v, float(&x)[N]) {
         if (a.bias) {
             float bias[N];
@@ -101,7 +102,7 @@ __device__ inline void head_loss_row(const HeadLossArgs& a) {
         for (int i = 0; i < N; i++) sum += power_of_two(x[i] * LOG2_E - total.largest);
         total.sum += sum;
     });
-    // Beyond it all threads have read all logits.
+    // After this call all threads have read all logits.
     total = block_total<THREADS>(total);
     if (threadIdx.x == 0) a.losses[blockIdx.x] = total.largest * LN_2 + logf(total.sum) - at_target;
     if (!a.gradient) return;
@@ -114,7 +115,7 @@ __device__ inline void head_loss_row(const HeadLossArgs& a) {
         if (target - v < N)
 #pragma unroll
             for (int i = 0; i < N; i++) gradient[i] -= v + i == target ? scale : 0.0f;
-        // Padding is -inf and has none.
+        // Padding is -inf and has no gradient.
         if (CAPPED)
 #pragma unroll
             for (int i = 0; i < N; i++) gradient[i] *= fmaxf(Softcap::slope(x[i] * over), 0.0f);

@@ -1,11 +1,11 @@
-// Logits that are kept within bounds.
+// A smooth cap on logits.
 #include "softcap.cuh"
 #include "../vector.cuh"
 
 struct SoftcapArgs {
     float* x;
     u64 count;
-    u32 wide;  // whether they begin at a multiple of 16 bytes
+    u32 wide;  // whether the logits begin at a multiple of 16 bytes
     float cap;
 };
 

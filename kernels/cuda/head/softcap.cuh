@@ -1,8 +1,9 @@
-// The cap of logits, C tanh(z / C), and what its gradient takes.
+// The cap of logits, C tanh(z / C), and the factor of its gradient.
 //
-// Of what is stored as f32 by the exact tanh. In a step in bf16 by the instruction, whose error relative to a logit is
-// at most 2^-11, a quarter of what rounding it to bf16 may do: beside a product there is room for few instructions.
-// Loss and gradient then are both of this tanh, and what a target's logit gains by it the others like it gain as well.
+// Logits stored as f32 use the exact tanh. A step in bf16 uses the instruction, whose error relative to a logit is at
+// most 2^-11, a quarter of that of rounding to bf16: next to a matrix multiplication there is time for few
+// instructions. Loss and gradient are then both those of this tanh, and similar logits have the same error as the
+// target's.
 #pragma once
 #include "../ptx.cuh"
 
@@ -11,17 +12,17 @@ struct Softcap {
 
     __device__ explicit Softcap(float cap) : cap(cap), over(reciprocal(cap)) {}
 
-    // Of a logit tanh(z / C), what it becomes, and that by z.
+    // tanh(z / C) of a logit, the capped logit, and its derivative by z.
     __device__ float share(float z) const { return tanh_for_bf16(z * over); }
     __device__ float capped(float z) const { return cap * share(z); }
-    // tanh(z / C), at most 4e-7 off, for evaluations.
+    // tanh(z / C), with an error of at most 4e-7, for evaluations.
     __device__ float exact_share(float z) const {
         return 1.0f - 2.0f * reciprocal(1.0f + power_of_two(2 * LOG2_E * over * z));
     }
     __device__ static float slope(float share) { return 1.0f - share * share; }
 };
 
-// What a logit that is stored as T becomes.
+// The capped value of a logit that is stored as T.
 template <class T>
 __device__ inline float softcap(float z, float cap);
 

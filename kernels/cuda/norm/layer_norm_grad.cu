@@ -1,14 +1,15 @@
-// The gradient of LayerNorm in bf16, of one or two affine outputs at once, in one pass: every operand is read once.
+// The gradient of LayerNorm in bf16, for one or two affine outputs at once, in one pass: every operand is read once.
 //
-// A block takes `piece` rows, a warp every so many of them. A lane has the same columns of each row, and in registers what
-// all its rows give the sums of gains and biases. What it reads comes to shared memory two rows ahead; of operands it reads
-// nothing that another lane asked for, so that none waits for another. Moments come for many rows at once.
+// A block takes `piece` rows, which its warps take in turn. A lane has the same columns of each row, and keeps in
+// registers its rows' sums for the gradients of gains and biases. Operands are copied to shared memory two rows ahead;
+// a lane reads only operands that it copied itself, so that no lane waits for another. Moments are read for many rows
+// at once.
 //
-//   copies    | row 2 | row 3 | row 4 | ...        a row: x, the outputs' gradients, and what x's gradient is added to
+//   copies    | row 2 | row 3 | row 4 | ...        a row: x, the outputs' gradients, and the previous x_grad
 //   warp      | row 0 | row 1 | row 2 | ...
 //
-// A row's two means are what all lanes wait for, by shuffles. At the end a block adds up its warps' sums in their order:
-// of gains and biases, and of x's gradient itself, which is what the bias before it learns from.
+// All lanes wait only for a row's two means, by shuffles. At the end a block adds its warps' sums in their order: those
+// of gains and biases, and of x's gradient itself, which is the gradient of the preceding bias.
 #include "norm_grad.cuh"
 #include "../vector.cuh"
 
@@ -16,7 +17,7 @@ struct alignas(8) Moments {
     float mean, scale;
 };
 
-// HELD: vectors of a row that a lane has. Rows are wide, of at most 256 HELD columns.
+// HELD: the vectors of a row that a lane has. For wide rows, of at most 256 HELD columns.
 template <int HELD, int OUTPUTS>
 __device__ inline void layer_norm_grad(const NormGradArgs& a) {
 #ifdef TENSOR_CORES

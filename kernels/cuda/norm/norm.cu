@@ -15,7 +15,7 @@ struct NormArgs {
     float eps;
 };
 
-// A warp a row.
+// One warp for each row.
 template <class T, int N, bool RMS, bool DROPS, class F>
 __device__ inline void norm_row(const NormArgs& a, u32 at, Copier<F>& copier) {
     u32 lane = threadIdx.x % 32;
@@ -29,7 +29,7 @@ __device__ inline void norm_row(const NormArgs& a, u32 at, Copier<F>& copier) {
         });
         mean = warp_sum(sum) / a.columns;
     }
-    // Two passes: the variance of centred values keeps its digits where the mean is large.
+    // Two passes: the variance of centred values stays accurate where the mean is large.
     float squares = 0;
     row.each([&](u32, const float(&x)[N]) {
         for (int i = 0; i < N; i++) squares += (x[i] - mean) * (x[i] - mean);
@@ -47,7 +47,7 @@ __device__ inline void norm_row(const NormArgs& a, u32 at, Copier<F>& copier) {
             for (int i = 0; i < N; i++) out[i] = (x[i] - mean) * scale * gain[i] + bias[i];
             if constexpr (DROPS)
                 if (a.drop[o].key) {
-                    // Of what would be stored, as by itself.
+                    // Dropout applies to the value as it is stored, as the separate operation does.
                     round_to<T>(out);
                     drop(a.drop[o], at, column, out);
                 }

@@ -1,12 +1,12 @@
-// The gradient of LayerNorm, and of RMSNorm without biases, of one or two affine outputs at once.
+// The gradients of LayerNorm, and of RMSNorm without biases, for one or two affine outputs at once.
 #include "../product/columns.cuh"
 #include "norm_grad.cuh"
 #include "../ptx.cuh"
 
-// Sums that a block has room for.
+// The number of sums that fit in a block's shared memory.
 #define NORM_SUMS 12288
 
-// Mean and scale of a row; what RMSNorm subtracts is 0.
+// Mean and scale of a row; for RMSNorm the mean is 0.
 template <bool RMS>
 __device__ inline float mean_of(const NormGradArgs& a, u32 row) {
     return RMS ? 0.0f : a.stats[2 * row];
@@ -36,7 +36,8 @@ __device__ inline void add(float* to, const float (&x)[N]) {
     }
 }
 
-// A warp a row: x_grad, and what the row adds to this warp's `sums` [outputs, columns] of the gains, where they learn and the norm is RMSNorm.
+// One warp for each row: computes x_grad, and adds the row's contribution to this warp's `sums` [outputs, columns] for
+// the gains, where they learn and the norm is RMSNorm.
 template <class T, int N, bool RMS, int OUTPUTS, class F>
 __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at, float* sums, Copier<F>& copier) {
     u64 start = (u64)at * a.columns;
@@ -81,9 +82,9 @@ __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at, float* sums,
     });
 }
 
-// RMSNorm, in one pass. A block takes `piece` rows, a warp every so many of them. What they add to the gains' sums is kept
-// apart, a warp each, and added up at the end in the warps' order. Rows whose sums no shared memory holds are one warp's, with
-// sums in place.
+// RMSNorm, in one pass. A block takes `piece` rows, which its warps take in turn. Each warp has its own sums for the
+// gains, which are added at the end in the order of the warps. Where rows are too wide for sums in shared memory, one
+// warp has all of a piece's rows and sums in global memory.
 template <class T, int OUTPUTS, class F = Uncopied>
 __device__ void norm_grad_rms(const NormGradArgs& a) {
     LAUNCH_SHARED(pool, NORM_SUMS * sizeof(float));
@@ -107,8 +108,8 @@ __device__ void norm_grad_rms(const NormGradArgs& a) {
     copier.finish(a.copy);
 }
 
-// LayerNorm: a warp a row. The sums are a pass of their own: of two outputs they are four a column, and what so many blocks
-// keep of them is more than the operands of a small batch.
+// LayerNorm: one warp for each row. The sums are a separate pass: for two outputs there are four in each column, and
+// the partial sums of so many blocks would be more data than the operands of a small batch.
 template <class T, int OUTPUTS>
 __device__ void norm_grad_layer(const NormGradArgs& a) {
     Copier<Uncopied> copier(a.copy);
@@ -118,7 +119,7 @@ __device__ void norm_grad_layer(const NormGradArgs& a) {
                : norm_grad_row<T, 1, false, OUTPUTS>(a, at, nullptr, copier);
 }
 
-// Over `piece` rows, 32 N columns and 8 rows at a time: the sums of gains and biases.
+// The sums for gains and biases over `piece` rows, 32 N columns and 8 rows at a time.
 template <class T, int N, int OUTPUTS>
 __device__ inline void piece_sums(const NormGradArgs& a) {
     u32 column = (blockIdx.x * 32 + threadIdx.x % 32) * N;

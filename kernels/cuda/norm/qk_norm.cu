@@ -3,17 +3,17 @@
 
 struct QkNormArgs {
     void* qkv;               // [rows, width]: normalised in place
-    void* raw;               // [rows, queries + keys, size]: as they were; or none
-    float* stats;            // [rows, queries + keys]: 1 / sqrt(mean square + eps); or none
+    void* raw;               // [rows, queries + keys, size]: the heads before the norm; or null
+    float* stats;            // [rows, queries + keys]: 1 / sqrt(mean square + eps); or null
     const void* query_gain;  // [size]
     const void* key_gain;    // [size]
     u32 rows;
-    u32 lanes;               // threads of a head, 16 bytes each at a time; 0 for a warp, a value each
+    u32 lanes;               // threads of a head, 16 bytes each at a time; 0 for a warp, one value for each lane
     float eps;
     Heads heads;
 };
 
-// `LANES` threads a head.
+// `LANES` threads for each head.
 template <class T, int N, int LANES>
 __device__ inline void qk_norm_head(const QkNormArgs& a) {
     u64 at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / LANES;

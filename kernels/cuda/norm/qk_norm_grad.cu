@@ -1,29 +1,29 @@
-// The gradient of the norm of queries and keys, in place, with the gains' in two passes of fixed order.
+// The gradient of the norm of queries and keys, in place; the gains' gradients in two passes of fixed order.
 #include "../product/columns.cuh"
 #include "qk_norm.cuh"
 
 struct QkNormGradArgs {
-    void* qkv_grad;          // [rows, width]: that of the output, then that of the input
+    void* qkv_grad;          // [rows, width]: the gradient of the output, overwritten with that of the input
     const void* raw;         // [rows, queries + keys, size]
     const float* stats;      // [rows, queries + keys]
     const void* query_gain;  // [size]
     const void* key_gain;    // [size]
-    float* partial;          // [pieces, 2, size]: of the gains of queries and of keys
+    float* partial;          // [pieces, 2, size]: partial sums for the gains of queries and of keys
     u32 rows, piece;
-    u32 lanes;               // threads of a head, 16 bytes each at a time; 0 for a warp, a value each
+    u32 lanes;               // threads of a head, 16 bytes each at a time; 0 for a warp, one value for each lane
     Heads heads;
 };
 
-// The most elements of a head, and threads of a block.
+// The largest number of elements of a head; the threads of a block.
 #define MOST 256
 #define THREADS 512
-// Room for the sums of a block's threads.
+// The size of the sums of a block's threads.
 #define ROOM (THREADS * 8)
 
-// A block takes `piece` rows, `LANES` threads a head. A thread keeps the sums of its own columns.
+// A block takes `piece` rows, with `LANES` threads for each head. A thread has the sums of its own columns.
 template <class T, int N, int LANES>
 __device__ inline void qk_norm_grad_heads(const QkNormGradArgs& a, float* teams) {
-    // Where 16 bytes of fewer threads are all of a head, the host has chosen so.
+    // Where LANES < 32, the host ensures that 16 bytes for each lane are a whole head.
     constexpr int HELD = N == 1 || LANES == 32 ? MOST / (LANES * N) : 1;
     constexpr int TEAMS = THREADS / LANES, COLUMNS = LANES * HELD * N;
     static_assert(TEAMS * COLUMNS <= ROOM, "a block's sums");
@@ -31,7 +31,7 @@ __device__ inline void qk_norm_grad_heads(const QkNormGradArgs& a, float* teams)
     u32 lane = threadIdx.x % LANES, team = threadIdx.x / LANES, count = heads.queries + heads.keys;
     u64 end = (u64)min(a.rows, (blockIdx.x + 1) * a.piece) * count;
     float sums[2][HELD][N] = {};
-    // All threads of a warp go round equally often.
+    // All threads of a warp run the same number of iterations.
     for (u64 first = (u64)blockIdx.x * a.piece * count; first < end; first += TEAMS) {
         u64 at = first + team;
         bool there = at < end, key = is_key(heads, at);

@@ -8,7 +8,7 @@ struct AdamWArgs {
     float beta1, beta2, eps;
 };
 
-// Of weights `T` and gradients `G`, with states `M` and `V`.
+// For weights `T` and gradients `G`, with states `M` and `V`.
 template <class T, class G, class M, class V, int N>
 __device__ inline void update(const AdamWArgs& a, u64 at, float clip, bool has) {
     const Settings& settings = *a.moved.settings;

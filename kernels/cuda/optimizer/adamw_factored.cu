@@ -1,17 +1,17 @@
-// AdamW of a matrix whose second moment is that of its rows times that of its columns. Three passes: sums of squares, the moments
-// of rows and columns, the update. A norm or a loss that is not finite changes nothing but sums.
+// AdamW of a matrix with a factored second moment, one factor for the row and one for the column. Three passes: sums of
+// squares, the factors, the update. A norm or a loss that is not finite leaves everything unchanged except scratch.
 #include "../product/columns.cuh"
 #include "moved.cuh"
 
 struct AdamWFactoredArgs {
-    MovedArgs moved;        // of the matrix, with the padding behind it
+    MovedArgs moved;        // of the matrix, followed by padding
     void* first;            // [count]
     float* sides;           // [rows + columns]: the moments of rows, then of columns
     float* column_sums;     // [bands, columns]
     float* row_sums;        // [pieces, rows]
     float* inverse;         // 1 / mean of the rows' moments
     u32 rows, columns;
-    u32 band, bands;        // rows of a band, and how many there are
+    u32 band, bands;        // rows of a band, and the number of bands
     u32 pieces;             // of a row
     float beta1, beta2, eps;
 
@@ -19,17 +19,17 @@ struct AdamWFactoredArgs {
         return finite(sqrtf(moved.results->squared_norm)) && finite(moved.results->loss);
     }
 
-    // A moment that was `before`, of the sum of `count` squares.
+    // The moment, from its old value `before` and the sum of `count` squared gradients.
     __device__ float moment(float before, float sum, u32 count) const {
         float clip = fminf(moved.settings->clip / (sqrtf(moved.results->squared_norm) + 1e-6f), 1.0f);
         return beta2 * before + (1.0f - beta2) * (sum * (clip * clip) / (float)count);
     }
 };
 
-// Columns of a piece, a warp's in turn, and warps of a block.
+// Columns of a piece, columns of it for each lane, and warps of a block.
 constexpr u32 PIECE = 512, HELD = PIECE / 32, WARPS = 8;
 
-// A block a piece of a band's rows, a warp a row at a time. Grid (bands, pieces).
+// One block for each piece of a band's rows; a warp takes one row at a time. Grid (bands, pieces).
 template <class T>
 __device__ void sum_squares(const AdamWFactoredArgs& a) {
     u32 lane = threadIdx.x % 32, first = blockIdx.y * PIECE;
@@ -56,7 +56,7 @@ __device__ void sum_squares(const AdamWFactoredArgs& a) {
 
 EXPORT_BOTH(adamw_factored_sums, AdamWFactoredArgs, 256, sum_squares)
 
-// One block all rows, the others 32 columns each. Grid (1 + columns / 32).
+// The first block updates all row moments, each other block 32 column moments. Grid (1 + columns / 32).
 __device__ void move_sides(const AdamWFactoredArgs& a) {
     if (!a.counts()) return;
     if (blockIdx.x == 0) {
@@ -86,7 +86,7 @@ __device__ void move_sides(const AdamWFactoredArgs& a) {
 
 EXPORT(adamw_factored_sides, AdamWFactoredArgs, 1024, move_sides)
 
-// Of weights `T` and gradients `G`, with moments `M`.
+// For weights `T` and gradients `G`, with moments `M`.
 template <class T, class G, class M, int N>
 __device__ inline void update(const AdamWFactoredArgs& a, u64 at, float clip, bool has) {
     const Settings& settings = *a.moved.settings;
@@ -94,7 +94,7 @@ __device__ inline void update(const AdamWFactoredArgs& a, u64 at, float clip, bo
     float root = 1.0f / sqrtf(settings.corrections[a.moved.group][1]), keep = 1.0f - rate * (a.moved.decay * settings.decay);
     u32 row = (u32)(at / a.columns), column = (u32)(at - (u64)row * a.columns);
     const float* columns = a.sides + a.rows;
-    // Behind the matrix there is padding.
+    // The elements after the matrix are padding.
     auto side = [&] { return row < a.rows ? a.sides[row] * *a.inverse : 0.0f; };
     float of_row = side(), m[N];
     M::read(m, a.first, at, has);

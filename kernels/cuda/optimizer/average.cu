@@ -1,9 +1,9 @@
-// The average of parameters over steps, and its exchange with them.
+// The average of parameters over steps, and the swap of both.
 #include "moved.cuh"
 
 struct AverageArgs {
     void* weight;       // [count]
-    void* remainder;    // [count]: what bf16 lack of their masters, or null
+    void* remainder;    // [count]: remainders of bf16 weights, or null
     float* average;     // [count]
     const Settings* settings;
     const Results* results;
@@ -12,7 +12,7 @@ struct AverageArgs {
     u32 upper;          // whether a remainder is the upper 8 of its 16 bits
 };
 
-// What is left of f32 that are split and joined: see `split`.
+// Rounds f32 to the values that splitting and joining preserves: see `split`.
 template <int N>
 __device__ inline void as_split(float (&x)[N], bool upper) {
 #pragma unroll
@@ -27,7 +27,7 @@ __device__ inline void as_split(float (&x)[N], bool upper) {
     }
 }
 
-// Each operation is rounded by itself: the bits of every other device.
+// Each operation is rounded by itself: the same bits as on every other device.
 template <class T>
 __device__ void average(const AverageArgs& a) {
     float c = a.settings->average;

@@ -1,4 +1,4 @@
-// The momentum of matrices in blocks of 8 bits, and the blend of it with the gradient, which takes the gradient's place.
+// The momentum of matrices in blocks of 8 bits, and its blend with the gradient, which overwrites the gradient.
 #include "../control.cuh"
 #include "states.cuh"
 
@@ -8,7 +8,7 @@ struct BlendMomentumArgs {
     const Settings* settings;
     const Results* results;
     u64 count;
-    u32 group;       // whose momentum's factor is read
+    u32 group;       // the group whose momentum factor is read
 };
 
 template <class G>

@@ -1,4 +1,4 @@
-// Where matrices of one shape lie in the tables of a parameter, as core's Cut says.
+// The positions of matrices of one shape in the tables of a parameter, as core's Cut.
 #pragma once
 #include "../control.cuh"
 #include "../vector.cuh"
@@ -7,22 +7,22 @@ struct CutArgs {
     u64 layer;          // elements from a layer to the next one
     u32 parts;          // matrices of a layer
     u32 rows, columns;  // of a matrix as it lies in the parameter
-    u32 first, step;    // row of a layer where the first begins, and from there to the next
-    u32 run, period;    // rows that follow each other, and from those to the next ones
+    u32 first, step;    // first row of the first matrix in a layer, and the distance to that of the next
+    u32 run, period;    // consecutive rows of a matrix, and the distance from one such run to its next
 };
 
-// Where row r of matrix `number` begins.
+// The index of the first element of row r of matrix `number`.
 __device__ inline u64 row_of(const CutArgs& cut, u32 number, u32 r) {
     u32 layer = number / cut.parts, part = number % cut.parts;
     u32 row = cut.first + part * cut.step + r / cut.run * cut.period + r % cut.run;
     return layer * cut.layer + (u64)row * cut.columns;
 }
 
-// Rows and columns of a matrix that a block of 256 threads takes. Grid (tiles of a matrix, matrices).
+// The rows and columns of a matrix that a block of 256 threads processes. Grid (tiles of a matrix, matrices).
 constexpr u32 TILE = 64;
 
-// Calls `element(at, place)` for each element of a block's tile: `at` is its place among those of the parameter, `place`
-// that in the tile, row by row.
+// Calls `element(at, place)` for each element of a block's tile: `at` is its index in the parameter, `place` its index
+// in the tile, row by row.
 template <class F>
 __device__ inline void each_of_tile(const CutArgs& cut, F element) {
     u32 across = (cut.columns + TILE - 1) / TILE, x = threadIdx.x % 32, y = threadIdx.x / 32;
@@ -37,7 +37,7 @@ __device__ inline void each_of_tile(const CutArgs& cut, F element) {
     }
 }
 
-// Where the tile's element lies among the matrices that are orthogonalised, one behind the other.
+// The position of the tile among the contiguous matrices that are orthogonalised.
 struct Wide {
     u64 start;
     u32 row0, column0, columns;
@@ -52,7 +52,8 @@ struct Wide {
     __device__ u64 at(u32 r, u32 c) const { return start + (u64)(row0 + r) * columns + column0 + c; }
 };
 
-// The same of matrices that are transposed: calls `element(place, r, c)` in the order in which those lie.
+// As each_of_tile, for matrices that are transposed: calls `element(place, r, c)` in the order of the transposed
+// elements.
 template <class F>
 __device__ inline void each_turned(const CutArgs& cut, F element) {
     Wide tile(cut);

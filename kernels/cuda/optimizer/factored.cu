@@ -1,6 +1,6 @@
-// Updates in place with a factored second moment: of a decoder, whose gradient exists tile by tile, and of the rows of
-// an embedding that a batch used. A step whose loss is not finite changes nothing, and a row, a bias or a column whose own
-// squares are not finite stays as it is.
+// In-place updates with a factored second moment: of a decoder, whose gradient exists tile by tile, and of the rows of
+// an embedding that a batch used. A step whose loss is not finite changes nothing, and a row, a bias or a column whose
+// own squares are not finite stays unchanged.
 #include "../product/columns.cuh"
 #include "../control.cuh"
 
@@ -8,18 +8,18 @@ constexpr float EPS = 1e-12f;
 
 struct FactoredArgs {
     const float* out_grad;  // [rows, vocabulary]
-    void* slab;             // [rows, count]: the tile's columns of it
+    void* slab;             // [rows, count]: the tile's columns of out_grad
     float* tile;            // [count, columns]: the gradient of rows `first` on; then a block's sums in its first row
     float* weight;          // [vocabulary, columns]
     float* bias;            // [vocabulary]
-    float* row_moment;      // [2, vocabulary]: of the rows, of the biases
-    float* column_moment;   // [2, columns]: the moments, their sums under way
+    float* row_moment;      // [2, vocabulary]: the moments of the rows, and of the biases
+    float* column_moment;   // [2, columns]: the moments, and their partial sums
     float* bias_grad;       // [vocabulary]
     float* mean;            // of the column moments
     const Settings* settings;
     const Results* results;
     u32 rows, columns, vocabulary, first, count;
-    u32 piece;              // of the tile's rows, a block each
+    u32 piece;              // rows of the tile that each block takes
     u32 wide;               // whether rows begin at multiples of 16 bytes
     float beta2, rate;
 
@@ -47,7 +47,7 @@ __device__ inline void copy_columns(const FactoredArgs& a) {
     }
 }
 
-// Columns of the logits' gradient as a matrix of their own, which a product can read. Grid (rows).
+// Copies columns of the logits' gradient to a separate matrix, which a matrix multiplication can read. Grid (rows).
 template <class T>
 __device__ void copy_slab(const FactoredArgs& a) {
     a.wide ? copy_columns<T, WIDE<T>>(a) : copy_columns<T, 1>(a);
@@ -62,11 +62,11 @@ __device__ inline void update_bias(const FactoredArgs& a, u32 v) {
     a.bias[v] -= a.settings->learning_rate * grad / (sqrtf(moment / a.settings->factored) + EPS);
 }
 
-// Threads of a row, and the vectors of four of it that each keeps where a row has no more.
+// Threads of a row; the vectors of four elements that each thread has in registers if the row is short enough.
 constexpr u32 THREADS = 512, HELD = 4, MOST = THREADS * HELD * 4;
 
-// A block some rows of the tile, one after the other, the next one on its way. Rows of at most MOST columns are read once,
-// with their weights, and held.
+// A block takes some rows of the tile, one after the other, prefetching the next. Rows of at most MOST columns, and
+// their weights, are read once and stay in registers.
 template <int N, bool HOLDS>
 __device__ inline void update_rows(const FactoredArgs& a, float* roots) {
     if (!a.counts()) return;
@@ -75,7 +75,7 @@ __device__ inline void update_rows(const FactoredArgs& a, float* roots) {
     float inverse = mean > 0 ? 1.0f / mean : 0.0f;
     constexpr u32 KEPT = HOLDS ? HELD : 1;
     float g[KEPT][N], w[KEPT][N], next_g[KEPT][N], next_w[KEPT][N], sums[KEPT][N] = {};
-    // Calls `visit(d, k)`: vector k lies at column d, and is the same thread's in every row.
+    // Calls `visit(d, k)`: vector k is at column d; the same thread has it in every row.
     auto each = [&](auto visit) {
         if constexpr (HOLDS) {
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ inline void update_rows(const FactoredArgs& a, float* roots) {
         if (HOLDS && row < end)
             each([&](u32 d, u32 k) { read(next_g[k], gradient(row) + d), read(next_w[k], weight(row) + d); });
     };
-    // What a column's gradients are divided by but for the row's share.
+    // The divisor of a column's gradients, without the row's factor.
     auto root = [&](u32 d, float (&x)[N]) {
         read(x, a.column_moment + d);
 #pragma unroll
@@ -153,7 +153,7 @@ __device__ inline void update_rows(const FactoredArgs& a, float* roots) {
         });
         if (threadIdx.x == 0) a.row_moment[a.first + row] = moment;
     }
-    // The squares' sums, where nobody wants the gradient any more.
+    // The sums of squares, which overwrite the gradient: it is no longer needed.
     each([&](u32 d, u32 k) {
         float total[N] = {};
         if constexpr (HOLDS) {
@@ -181,7 +181,8 @@ __device__ void rows_of_a_tile(const FactoredArgs& a) {
 
 EXPORT_MANY(factored_rows, FactoredArgs, 512, 1, rows_of_a_tile)
 
-// The tile's sums, added to those before; behind the last tile the columns' moments. Grid (columns / 32).
+// Adds the tile's sums to those of earlier tiles; after the last tile, updates the columns' moments. Grid (columns /
+// 32).
 __device__ void add_squares(const FactoredArgs& a) {
     u32 column = blockIdx.x * 32 + threadIdx.x % 32;
     float total[1] = {};
@@ -204,8 +205,8 @@ EXPORT(factored_columns, FactoredArgs, 1024, add_squares)
 
 struct EmbedUpdateArgs {
     const u32* ids;         // [rows]
-    const u32* sorted;      // [rows]: the rows by their ids, those of an id in their order
-    float* x_grad;          // [rows, columns]; the first row of an id becomes the sum of all
+    const u32* sorted;      // [rows]: the rows in the order of their ids, stable
+    float* x_grad;          // [rows, columns]; the first row of each id is overwritten with the sum of the id's rows
     float* table;           // [vocabulary, columns]
     float* moment;          // [vocabulary, 2]
     const Settings* settings;
@@ -214,7 +215,7 @@ struct EmbedUpdateArgs {
     float beta2;
 };
 
-// A block a place, at work where an id begins.
+// One block for each sorted position, active where an id begins.
 __device__ void move_rows(const EmbedUpdateArgs& a) {
     u32 place = blockIdx.x, first = a.sorted[place], id = a.ids[first];
     if (id >= a.vocabulary || !finite(a.results->loss) || (place > 0 && a.ids[a.sorted[place - 1]] == id)) return;
@@ -238,7 +239,7 @@ __device__ void move_rows(const EmbedUpdateArgs& a) {
     if (!finite(squares)) return;
     float before = a.moment[2 * id], uses = a.moment[2 * id + 1] + 1.0f;
     float moment = a.beta2 * before + (1.0f - a.beta2) * (squares / (float)a.columns);
-    // As many digits as there are: at first the power is nearly 1.
+    // In f64: at first the power is nearly 1.
     float correction = 1.0f - (float)pow((double)a.beta2, (double)uses);
     float root = 1.0f / (sqrtf(moment / correction) + EPS);
     float rms = sqrtf(squares * root * root / (float)a.columns);

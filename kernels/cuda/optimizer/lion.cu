@@ -7,7 +7,7 @@ struct LionArgs {
     float beta1, beta2;
 };
 
-// Of weights `T` and gradients `G`, with states `M`.
+// For weights `T` and gradients `G`, with states `M`.
 template <class T, class G, class M, int N>
 __device__ inline void update(const LionArgs& a, u64 at, float clip, bool has) {
     const Settings& settings = *a.moved.settings;

@@ -1,14 +1,15 @@
-// The momentum of matrices, and the blend of it with the gradient, gathered and made wide.
+// The momentum of matrices, and its blend with the gradient, gathered as matrices that are transposed if that makes
+// them wide.
 #include "cut.cuh"
 
 struct MatrixMomentumArgs {
     const void* gradient;  // of the whole parameter: f32, or bf16
-    float* momentum;       // the same, or null: the gradient is the blend
+    float* momentum;       // the same, or null: then the gradient is already the blend
     void* out;             // [matrices, m, n], m <= n
     const Settings* settings;
     const Results* results;
     CutArgs cut;
-    u32 group;             // whose momentum's factor is read
+    u32 group;             // the group whose momentum factor is read
 };
 
 template <class G, class X>

@@ -1,10 +1,10 @@
-// Moves the matrices of a parameter by what was made of their momentum.
+// Updates the matrices of a parameter with their orthogonalised momentum.
 #include "cut.cuh"
 #include "moved.cuh"
 
 struct MatrixMoveArgs {
     void* weight;          // of the whole parameter
-    void* remainder;       // the same: what bf16 lack of the f32 that move, or null
+    void* remainder;       // the same: remainders of bf16 weights, or null
     const void* x;         // [matrices, m, n], m <= n
     const float* factors;  // [matrices, rows] of the parameter, or null
     const Settings* settings;
@@ -12,9 +12,9 @@ struct MatrixMoveArgs {
     CutArgs cut;
     float rate, decay;  // factor of the learning rate; weight decay
     float scale;        // of x
-    u32 cautious;       // whether decay falls only where x has the sign of the weight
+    u32 cautious;       // whether decay applies only where x has the sign of the weight
     u32 upper;          // whether a remainder is the upper 8 of its 16 bits
-    u32 group;          // whose random numbers round weights without masters
+    u32 group;          // the group, whose random numbers round weights without masters
 };
 
 template <class T, class X>

@@ -1,19 +1,19 @@
-// What every rule of update reads and writes besides its own state: parameters, with the masters of bf16, and the global
-// clip.
+// The operands that every update rule has in addition to its own state: parameters, with the masters of bf16, and the
+// global clip.
 #pragma once
 #include "../control.cuh"
 #include "../random.cuh"
 #include "states.cuh"
 
-// What core's Moved is on a GPU.
+// The GPU's form of core's Moved.
 struct MovedArgs {
     void* weight;           // [count]
-    void* remainder;        // [count]: what bf16 lack of the f32 that move, or null
+    void* remainder;        // [count]: remainders of bf16 weights, or null
     const void* gradient;   // [count]: f32, or bf16
     const Settings* settings;
     const Results* results;
     u64 count;
-    u32 group;              // whose corrections are read
+    u32 group;              // the group whose corrections are read
     float rate, decay;      // factor of the learning rate; weight decay
     u32 wide;               // whether all begin at multiples of 16 bytes
     u32 upper;              // whether a remainder is the upper 8 of its 16 bits
@@ -25,7 +25,7 @@ struct alignas(N) Uppers {
     signed char x[N];
 };
 
-// Makes of bf16 the f32 that they are the rounding of, with the remainders from `at` on.
+// Turns bf16 weights into their f32 masters, with the remainders from `at` on.
 template <int N>
 __device__ inline void join(float (&w)[N], const void* remainder, u64 at, bool upper) {
     if (upper) {
@@ -39,20 +39,20 @@ __device__ inline void join(float (&w)[N], const void* remainder, u64 at, bool u
     for (int i = 0; i < N; i++) w[i] = __uint_as_float(__float_as_uint(w[i]) + (u32)(int)lacks.x[i]);
 }
 
-// What `w` is more than its rounding to bf16. The most that a short holds is 0x7fff: a `w` halfway between two bf16 that was
-// rounded down loses one unit.
+// The remainder of `w`: the difference of its bits to those of its bf16 rounding. It must fit in a short, whose largest
+// value is 0x7fff: a `w` halfway between two bf16 that is rounded down loses one unit in the last place.
 __device__ inline int lacking(float w, float rounded) {
     int more = (int)(__float_as_uint(w) - __float_as_uint(rounded));
     return more < 0x7fff ? more : 0x7fff;
 }
 
-// The upper 8 bits of that, to the nearest.
+// The upper 8 bits of a remainder, to the nearest.
 __device__ inline int upper_of(int lacks) {
     int upper = (lacks + 128) >> 8;
     return upper > 127 ? 127 : upper < -127 ? -127 : upper;
 }
 
-// Writes the bf16 nearest to `w`, and what `w` is more than they are.
+// Writes the bf16 nearest to `w`, and the remainder of `w`.
 template <int N>
 __device__ inline void split(bf16* weight, void* remainder, u64 at, const float (&w)[N], bool upper) {
     float rounded[N];
@@ -72,8 +72,8 @@ __device__ inline void split(bf16* weight, void* remainder, u64 at, const float 
     *(Vector<short, N>*)((short*)remainder + at) = lacks;
 }
 
-// Writes bf16 beside `w`, rounded up or down by the random numbers of this step and group, as core's Dither has them. `at` is the
-// number of the first, a multiple of N.
+// Writes the bf16 next to `w`, rounded up or down by the random numbers of this step and group, as core's Dither. `at`
+// is the index of the first weight, a multiple of N.
 template <int N>
 __device__ inline void dither(bf16* weight, u64 at, const float (&w)[N], const Results* results, u32 group) {
     static_assert(N == 1 || N == 8, "a block of random numbers is for eight");
@@ -89,7 +89,7 @@ __device__ inline void dither(bf16* weight, u64 at, const float (&w)[N], const R
     write(weight, rounded);
 }
 
-// Calls `element(i, w, g)` for N parameters and their clipped gradients, and writes what it makes of each `w`.
+// Calls `element(i, w, g)` for N parameters and their clipped gradients, and stores each changed `w`.
 template <class T, class G, int N, class F>
 __device__ inline void move(const MovedArgs& a, u64 at, float clip, F element) {
     float g[N], w[N];
@@ -108,8 +108,8 @@ __device__ inline void move(const MovedArgs& a, u64 at, float clip, F element) {
     write(weight, w);
 }
 
-// Calls `some(n, at, clip, has)` for every n parameters from `at` on. A norm or a loss that is not finite changes nothing. Where
-// states are in blocks, every thread of a warp calls it, some of which may have no parameters.
+// Calls `some(n, at, clip, has)` for every n parameters from `at` on. Does nothing for a norm or loss that is not
+// finite. Where states are in blocks, every thread of a warp calls it, even without parameters.
 template <class T, bool CODED, class F>
 __device__ inline void each_moved(const MovedArgs& a, F some) {
     float norm = sqrtf(a.results->squared_norm);
@@ -123,7 +123,7 @@ __device__ inline void each_moved(const MovedArgs& a, F some) {
     }
 }
 
-// The kernels of a rule, a template of the types of weights and gradients and whether states are in blocks.
+// Exports the kernels of a rule, a template of the types of weights and gradients and of whether states are in blocks.
 #define EXPORT_RULE(name, Args)                                   \
     EXPORT(name##_f32_f32, Args, 256, name<float, float, false>)  \
     EXPORT(name##_bf16_f32, Args, 256, name<bf16, float, false>)  \

@@ -1,11 +1,11 @@
-// What both kinds of kernels of the Newton-Schulz iteration share: products of many matrices at once, of which the symmetric
-// ones compute the tiles on and below the diagonal and write each twice.
+// Definitions that both kinds of kernels of the Newton-Schulz iteration share: multiplications of many matrices at
+// once. The symmetric ones compute only the tiles on and below the diagonal, and write each twice.
 //
 //   gram        S = s^2 X X^T                      X [m, n]
 //   polynomial  P = b S + c S S^T                  S [m, m]
 //   apply       out = s (a X + P X)
 //
-// s is 1, but in the first iteration 1 / (|X| + eps): X is then as it came.
+// s is 1, except in the first iteration, where it is 1 / (|X| + eps): X is then not normalised yet.
 #pragma once
 #include "../vector.cuh"
 
@@ -19,10 +19,10 @@ struct OrthogonaliseArgs {
     float eps;
 };
 
-// Pieces of a matrix whose squares are summed apart.
+// The number of pieces of a matrix whose squares are summed separately.
 constexpr u32 NORM_PIECES = 64;
 
-// s of this block's matrix.
+// s for this block's matrix.
 __device__ inline float scale_of(const OrthogonaliseArgs& a) {
     if (!a.partial) return 1.0f;
     const float* pieces = a.partial + blockIdx.y * NORM_PIECES;
@@ -45,7 +45,7 @@ __device__ inline void tile_of(u32& row, u32& column, u32 across) {
     }
 }
 
-// What is written of a sum; `added` is the element of X, or of S for the polynomial, in its place.
+// The result for a sum; `added` is the element of X, or of S for the polynomial, at its position.
 template <Kind KIND>
 __device__ inline float combined(const OrthogonaliseArgs& a, float added, float sum, float scale) {
     if constexpr (KIND == GRAM) return scale * scale * sum;
@@ -53,7 +53,7 @@ __device__ inline float combined(const OrthogonaliseArgs& a, float added, float 
     return scale * (a.add * added + sum);
 }
 
-// Writes a sum of this block's matrix and, of a symmetric product, its mirror image.
+// Writes a sum of this block's matrix and, for a symmetric result, also its mirror image.
 template <class T, Kind KIND>
 __device__ inline void write_sum(const OrthogonaliseArgs& a, u32 row, u32 column, float sum, float scale) {
     u32 columns = KIND == APPLY ? a.n : a.m;

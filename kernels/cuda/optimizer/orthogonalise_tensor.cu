@@ -1,14 +1,14 @@
-// The Newton-Schulz iteration in bf16 on tensor cores: tiles of 128 x 128, slices of 32 along the depth, copied three ahead.
-// Sides are multiples of 8, so that every piece of 16 bytes lies in one row.
+// The Newton-Schulz iteration in bf16 on tensor cores: tiles of 128 x 128, slices of 32 along the depth, copied three
+// ahead. Dimensions are multiples of 8, so that every piece of 16 bytes lies in one row.
 #include "orthogonalise.cuh"
 
 #ifdef TENSOR_CORES
 
 constexpr u32 SIDE = 128, DEPTH = 32, STAGES = 4, THREADS = 128;
-// Rows of slices along the depth, and of slices across it; 16 bytes behind each put rows into different banks.
+// Row lengths of slices along the depth, and across it; the additional 16 bytes put rows into different banks.
 constexpr u32 ALONG = DEPTH + 8, ACROSS = SIDE + 8;
 constexpr u32 STAGE = 2 * SIDE * ALONG;
-// And rows of what is written.
+// The row length of the output tile.
 constexpr u32 WRITTEN = SIDE + 8;
 static_assert(2 * SIDE * WRITTEN <= STAGES * STAGE, "both tiles take the slices' place");
 
@@ -22,7 +22,7 @@ __device__ inline void fetch_along(bf16* to, const bf16* from, u32 row, u32 rows
     }
 }
 
-// The same of rows [k, k + DEPTH) from `column` on.
+// As fetch_along, for rows [k, k + DEPTH) from `column` on.
 __device__ inline void fetch_across(bf16* to, const bf16* from, u32 k, u32 rows, u32 column, u32 columns) {
 #pragma unroll
     for (u32 i = threadIdx.x; i < SIDE * DEPTH / 8; i += THREADS) {
@@ -32,7 +32,7 @@ __device__ inline void fetch_across(bf16* to, const bf16* from, u32 k, u32 rows,
     }
 }
 
-// Writes a tile from `row` and `column` on of a matrix [rows, columns].
+// Writes a tile of a matrix [rows, columns], from `row` and `column` on.
 __device__ inline void write_tile(bf16* to, const bf16* tile, u32 row, u32 rows, u32 column, u32 columns) {
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < SIDE * SIDE / 8; i += THREADS) {
@@ -67,7 +67,7 @@ __device__ void multiply_tile(const OrthogonaliseArgs& a) {
 #pragma unroll
     for (u32 s = 0; s < STAGES - 1; s++) fetch_slice(s * DEPTH);
 
-    // Of the rows and columns that a step along the depth takes, the next step's are read before this one's are multiplied.
+    // The rows and columns of the next step along the depth are loaded before the current ones are multiplied.
     u32 down = warp / 2 * 64, across = warp % 2 * 64;
     float sums[4][8][4] = {};
     u32 rows[2][4][4], columns_of[2][4][4];
@@ -100,7 +100,7 @@ __device__ void multiply_tile(const OrthogonaliseArgs& a) {
         multiply_step(0);
         multiply_step(1);
     }
-    // Through shared memory, once as they are and once turned, so that rows are written 16 bytes at a time.
+    // Through shared memory, once as is and once transposed, so that rows are written 16 bytes at a time.
     __syncthreads();
     bf16 *straight = (bf16*)pool, *turned = straight + SIDE * WRITTEN;
     u32 columns = KIND == APPLY ? a.n : a.m;

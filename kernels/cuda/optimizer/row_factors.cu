@@ -1,21 +1,21 @@
-// What rows of orthogonalised matrices are multiplied by: the sums of their squares, then v and the factors.
+// The factors of the rows of orthogonalised matrices: first the sums of their squares, then v and the factors.
 #include "cut.cuh"
 
 struct RowFactorsArgs {
     const void* x;   // [matrices, m, n], m <= n
-    float* squares;  // of the whole parameter: v, a number a row
+    float* squares;  // of the whole parameter: v, one number for each row
     float* factors;  // [matrices, rows]: the sums, then the factors
     const Results* results;
-    CutArgs cut;  // where v lies: matrices of one column
+    CutArgs cut;  // the positions of v: matrices of one column
     u32 m, n;     // a row of the parameter is a column of x where it has n of them and not m
-    float share;  // what v takes of a new mean
-    float floor;  // the least that is divided by
+    float share;  // the weight of a new mean in v
+    float floor;  // the least value of v in the division
 };
 
-// Rows and columns of x that a block of 256 threads sums.
+// The rows and columns of x that a block of 256 threads sums.
 constexpr u32 ROWS = 8, COLUMNS = TILE;
 
-// A warp a row. Grid (pieces of m, matrices).
+// One warp for each row. Grid (pieces of m, matrices).
 template <class T>
 __device__ void sum_rows(const RowFactorsArgs& a) {
     u32 r = blockIdx.x * ROWS + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -23,7 +23,7 @@ __device__ void sum_rows(const RowFactorsArgs& a) {
     const T* x = (const T*)a.x + ((u64)blockIdx.y * a.m + r) * a.n;
     constexpr u32 N = WIDE<T>;
     float sum = 0;
-    // 16 bytes at a time where the row begins at a multiple of it.
+    // 16 bytes at a time where the row begins at a multiple of 16 bytes.
     u32 middle = (u64)x % 16 == 0 ? a.n - a.n % N : 0;
 #pragma unroll 4
     for (u32 c = N * lane; c < middle; c += N * 32) {
@@ -39,7 +39,7 @@ __device__ void sum_rows(const RowFactorsArgs& a) {
 
 EXPORT_BOTH(row_factors_rows, RowFactorsArgs, 256, sum_rows)
 
-// Eight sums a column, then those in order. Grid (pieces of n, matrices).
+// Eight sums for each column, then those in order. Grid (pieces of n, matrices).
 template <class T>
 __device__ void sum_columns(const RowFactorsArgs& a) {
     __shared__ float sums[ROWS][COLUMNS];
@@ -66,7 +66,7 @@ __device__ void sum_columns(const RowFactorsArgs& a) {
 
 EXPORT_BOTH(row_factors_columns, RowFactorsArgs, 256, sum_columns)
 
-// Grid (1, matrices). A thread meets the same rows both times.
+// Grid (1, matrices). A thread processes the same rows both times.
 __device__ void finish(const RowFactorsArgs& a) {
     u32 rows = a.cut.rows;
     float* factors = a.factors + (u64)blockIdx.y * rows;

@@ -7,7 +7,7 @@ struct SgdArgs {
     float momentum;
 };
 
-// Of weights `T` and gradients `G`, with states `B`.
+// For weights `T` and gradients `G`, with states `B`.
 template <class T, class G, class B, int N>
 __device__ inline void update(const SgdArgs& a, u64 at, float clip, bool has) {
     const Settings& settings = *a.moved.settings;

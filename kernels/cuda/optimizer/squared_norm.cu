@@ -10,7 +10,7 @@ struct SquaredNormArgs {
     u32 pieces, piece;
 };
 
-// A block a piece.
+// One block for each piece.
 template <class T>
 __device__ void sum_piece(const SquaredNormArgs& a) {
     u64 start = (u64)blockIdx.x * a.piece;
@@ -18,7 +18,7 @@ __device__ void sum_piece(const SquaredNormArgs& a) {
     float sum = 0;
     const T* gradient = (const T*)a.gradient;
     constexpr int N = WIDE<T>;
-    // 16 bytes at a time where they begin at a multiple of it.
+    // 16 bytes at a time from a multiple of 16 bytes on.
     u64 middle = (u64)gradient % 16 == 0 ? end - (end - start) % N : start;
 #pragma unroll 8
     for (u64 i = start + N * threadIdx.x; i < middle; i += N * 256) {
@@ -37,7 +37,7 @@ __device__ void sum_piece(const SquaredNormArgs& a) {
 
 EXPORT_BOTH(squared_norm_piece, SquaredNormArgs, 256, sum_piece)
 
-// One block: 256 running sums, then those in order.
+// One block: 256 partial sums, then those in order.
 template <class Norm>
 __device__ void sum_all(u32 pieces, Results* results, Norm norm) {
     __shared__ double sums[256];
@@ -57,21 +57,21 @@ __device__ void sum_pieces(const SquaredNormArgs& a) {
 
 EXPORT(squared_norm_finish, SquaredNormArgs, 256, sum_pieces)
 
-// Of a table whose sections ranks share; the norms of a rank's pieces lie together.
+// For a table whose sections ranks share; the norms of a rank's pieces are contiguous.
 struct SumNormsArgs {
     const float* norms;  // [ranks, each]
     Results* results;    // the squared norm is written
-    u32 pieces[3];       // of the section before the layers, of a layer, of the section behind them
+    u32 pieces[3];       // of the section before the layers, of a layer, of the section after the layers
     u32 layers;
-    u32 shares[3];  // the most of those that a rank has
-    u32 turns[3];   // whether sections of this kind belong to one rank after the other, as a whole
+    u32 shares[3];  // the largest share of each that any rank has
+    u32 turns[3];   // whether sections of this kind are assigned to the ranks as a whole, in turn
     u32 ranks;
-    u32 each;  // all pieces of a rank
+    u32 each;  // all pieces of each rank
 };
 
 // The norm of piece i of the table.
 __device__ float norm_of(const SumNormsArgs& a, u32 i) {
-    // Layers are given away first.
+    // Layers are assigned first.
     u32 start = 0, section = 0, turn = a.layers;
     if (i >= a.pieces[0]) {
         i -= a.pieces[0];

@@ -1,5 +1,5 @@
-// The states of a rule: f32, or blocks of 128 numbers in 8 bits, as core's `compressed` has them. N neighbours of a thread are a
-// part of one block, which the threads of a part of a warp have together.
+// The states of a rule: f32, or blocks of 128 numbers in 8 bits, as in core's `compressed`. A thread has N neighbours,
+// which are a part of one block; the threads with the parts of a block are adjacent in a warp.
 #pragma once
 #include "../vector.cuh"
 
@@ -23,7 +23,7 @@ template <bool SQUARES>
 struct Coded {
     static constexpr bool CODED = true;
 
-    // Conversions have a quarter of an addition's throughput: integers stand in the low bits of floats of 2^23 and more.
+    // Conversions have a quarter of an addition's throughput: floats of 2^23 and more have integers in their low bits.
     __device__ static float decode(u32 code, float scale) {
         if (!SQUARES) {
             float c = __uint_as_float(0x4b000000u | (code ^ 0x80u)) - 8388736.0f;
@@ -37,7 +37,7 @@ struct Coded {
         constexpr float ROUND = 12582912.0f;
         float share = x * inverse;
         if (!SQUARES) return __float_as_uint(__fdividef(254.0f * share, 1.0f + fabsf(share)) + ROUND) & 0xff;
-        // The fourth root; of 0 it is 0.
+        // The fourth root; 0 for 0.
         u32 code = __float_as_uint(255.0f * rsqrtf(rsqrtf(share)) + ROUND) & 0xff;
         return code == 0 && share > 0.0f ? 1 : code;
     }
@@ -57,7 +57,7 @@ struct Coded {
         }
     }
 
-    // All threads of a warp call it.
+    // All threads of a warp must call this.
     template <int N>
     __device__ static void write(void* table, u64 at, const float (&x)[N], bool has) {
         float largest = 0.0f;
@@ -66,7 +66,7 @@ struct Coded {
 #pragma unroll
         for (int lane = BLOCK / N / 2; lane > 0; lane /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, lane));
         if (!has) return;
-        // 2 to the -100.
+        // 2^-100.
         bool none = largest < 7.88860905e-31f;
         float inverse = none ? 0.0f : 1.0f / largest;
         char* block = (char*)table + at / BLOCK * BLOCK_BYTES;

@@ -1,16 +1,16 @@
-// The embedding mixed into the residual stream, and its gradient.
+// Blends the embedding into the residual stream; and the gradient of this.
 #include "../vector.cuh"
 
 struct BlendArgs {
     void* x;              // [count]
     const void* first;    // [count]
     const void* scalars;  // [2], or null
-    void* x_grad;         // [count]: of the gradient
-    void* first_grad;     // [count]: the same
-    float* partial;       // [pieces, 2]: the same: the pieces' sums
+    void* x_grad;         // [count]: in the gradient only
+    void* first_grad;     // [count]: in the gradient only
+    float* partial;       // [pieces, 2]: in the gradient only: partial sums
     u64 count, piece;
     u32 add;              // whether to add to first_grad
-    u32 wide;             // whether 16 bytes lie together in all of them
+    u32 wide;             // whether all of them have whole vectors of 16 bytes
 };
 
 // e^s and t; 1 without scalars.
@@ -41,7 +41,7 @@ __device__ void blend(const BlendArgs& a) {
     a.wide ? blend_vector<T, WIDE<T>>(a) : blend_vector<T, 1>(a);
 }
 
-// A block a piece.
+// One block for each piece.
 template <class T, int N>
 __device__ inline void blend_piece(const BlendArgs& a) {
     Factors by((const T*)a.scalars);

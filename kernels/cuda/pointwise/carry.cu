@@ -1,4 +1,4 @@
-// Copying regions.
+// Copies regions.
 #include "../vector.cuh"
 
 constexpr u32 REGIONS = 16;

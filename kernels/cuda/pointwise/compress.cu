@@ -1,9 +1,9 @@
-// Activations in blocks of 8 bits, and back.
+// Activations to blocks of 8 bits, and back.
 #include "../optimizer/states.cuh"
 
 struct CompressArgs {
     const void* x;  // [count]
-    void* out;      // [count], in blocks: behind the last number are zeros
+    void* out;      // [count], in blocks; zeros after the last number
     u64 count;
 };
 
@@ -13,7 +13,7 @@ struct ExpandArgs {
     u64 count;
 };
 
-// A thread 16 bytes of numbers; all threads of a block's part of a warp are there, also behind the last number.
+// Each thread has 16 bytes of numbers; all threads of a block's part of a warp run, even after the last number.
 template <class T>
 __device__ void compress(const CompressArgs& a) {
     constexpr int N = WIDE<T>;

@@ -1,4 +1,4 @@
-// Numbers that a training step leaves out by chance.
+// Dropout: a training step leaves out random elements.
 #include "dropout.cuh"
 #include "../vector.cuh"
 
@@ -14,7 +14,7 @@ template <class T, int N>
 __device__ inline void drop_vector(const DropoutArgs& a) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.count) return;
-    // A division of 32 bits takes a quarter of the time.
+    // A 32-bit division takes a quarter of the time.
     u32 row = a.count >> 32 ? (u32)(i / a.vectors) : (u32)i / a.vectors, column = ((u32)i - row * a.vectors) * N;
     float x[N];
     read(x, (const T*)a.x + i * N);

@@ -1,15 +1,15 @@
-// Which numbers of a row are dropped: core/src/ops/pointwise/dropout.rs.
+// The dropped elements of a row: see core/src/ops/pointwise/dropout.rs.
 #pragma once
 #include "../random.cuh"
 
 struct DropArgs {
-    const u32* key;  // [2]; null where nothing is dropped
+    const u32* key;  // [2]; null for no dropout
     u32 place;
-    u32 first_kept;  // of the 2^16 numbers that are drawn
-    float factor;    // of what is kept
+    u32 first_kept;  // of the 2^16 random numbers
+    float factor;    // of the elements that stay
 };
 
-// N neighbours of a row, which begin at a multiple of N; eight have their numbers from one block.
+// N neighbours of a row, beginning at a multiple of N; eight share one block of random numbers.
 template <int N>
 __device__ inline void drop(const DropArgs& a, u32 row, u32 column, float (&x)[N]) {
     static_assert(8 % N == 0, "within a group");
@@ -17,7 +17,7 @@ __device__ inline void drop(const DropArgs& a, u32 row, u32 column, float (&x)[N
     philox(words, a.key[0], a.key[1]);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        // Without an index that is known, words would lie in memory.
+        // Without a constant index, `words` would be in memory.
         u32 at = N == 8 ? i : column % 8 + i;
         u32 word = N == 8 ? words[i / 2] : at < 4 ? (at < 2 ? words[0] : words[1]) : (at < 6 ? words[2] : words[3]);
         u32 drawn = word >> 16 * (at % 2) & 0xffffu;

@@ -1,9 +1,9 @@
 // The exact GELU, x Phi(x), and its derivative, Phi(x) + x phi(x), of a value that is stored as T.
 //
-// f32 takes the error function. For bf16 both are made of what is left of 1 beyond |x|, a power of two times a polynomial in
-// |x| or a power whose exponent is one: some ten instructions, which is what there is room for beside a product. The
-// coefficients are capful's own, of the least largest error: relative to 1 - Phi(|x|) it is 2.5e-4 up to 5.5 (an eighth of
-// what rounding to bf16 may do), of the derivative 6.3e-5.
+// f32 uses the error function. For bf16 both are computed from 1 - Phi(|x|), as a power of two times a polynomial in
+// |x|, or as a power whose exponent is a polynomial: some ten instructions, for which there is time next to a matrix
+// multiplication. The coefficients are capful's own, with minimal maximum error: relative to 1 - Phi(|x|) it is 2.5e-4
+// up to 5.5 (an eighth of the error of rounding to bf16), for the derivative 6.3e-5.
 #pragma once
 #include "../ptx.cuh"
 
@@ -33,10 +33,11 @@ __device__ inline float gelu<bf16>(float x) {
     return fmaxf(x, 0.0f) - a * power_of_two(p);
 }
 
-// Of |x|: 1 - Phi(|x|) - |x| phi(|x|) = exp(-x^2 / 2) q(|x|), which is added or left from 1 by x's sign.
+// For |x|: 1 - Phi(|x|) - |x| phi(|x|) = exp(-x^2 / 2) q(|x|), which is used as is or subtracted from 1, by the sign of
+// x.
 template <>
 __device__ inline float gelu_derivative<bf16>(float x) {
-    // Beyond 8 it is nothing, and q's powers would not be numbers.
+    // Beyond 8 the result is negligible, and the powers in q would overflow.
     float a = fminf(fabsf(x), 8.0f), q = -0.00273971f * a + 0.02528089f;
     q = q * a - 0.09966323f;
     q = q * a + 0.23543446f;

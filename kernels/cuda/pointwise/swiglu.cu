@@ -1,18 +1,18 @@
-// SwiGLU, silu(gate) up with silu(x) = x / (1 + exp(-x)), and its gradient, which takes the place of gate and up.
+// SwiGLU, silu(gate) up with silu(x) = x / (1 + exp(-x)), and its gradient, which overwrites gate and up.
 #include "swiglu.cuh"
 
 struct SwiGluArgs {
-    void* gate_up;  // [rows, 2 d]: the gate, then up; of the gradient: their gradients
-    void* single;   // [rows, d]: what comes out, or its gradient
-    void* again;    // [rows, d]: of the gradient: what comes out, or null
-    CopyArgs copy;  // of what is written
-    unsigned char* kept;  // [rows, 2 d] E4M3: gate and up for the gradient, in kernels that keep them
+    void* gate_up;  // [rows, 2 d]: the gate, then up; in the gradient: overwritten with their gradients
+    void* single;   // [rows, d]: the output, or its gradient
+    void* again;    // [rows, d]: in the gradient: receives the output, or null
+    CopyArgs copy;  // of the output; in the gradient: of both gradients
+    unsigned char* kept;  // [rows, 2 d] E4M3: gate and up for the gradient, in kernels that save or read them
     u64 count;      // rows times vectors
     u32 d, vectors; // vectors of a row of d
     u32 wide;       // whether a vector is 16 bytes, else one value
 };
 
-// A thread a vector: calls `visit(gate, single)` with where they lie.
+// Each thread has a vector: calls `visit(gate, single)` with its offsets.
 template <int N, class Visit>
 __device__ inline void each_pair(const SwiGluArgs& a, Visit visit) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -28,7 +28,7 @@ struct alignas(N) Codes {
     u32 words[N / 4];
 };
 
-// Neighbouring values as they are kept.
+// Converts neighbouring values to codes and stores them.
 template <int N>
 __device__ inline void keep(unsigned char* codes, const float (&x)[N]) {
     if constexpr (N == 1) {

@@ -3,7 +3,7 @@
 #include "../fp8.cuh"
 #include "../sigmoid.cuh"
 
-// Gate and up to their gradients, and what SwiGLU makes of them.
+// Replaces gate and up with their gradients, and returns SwiGLU's output.
 template <class T, int N>
 __device__ inline void derive_swiglu(float (&gate)[N], float (&up)[N], float (&out)[N], const float (&out_grad)[N]) {
 #pragma unroll

@@ -1,19 +1,19 @@
-// The gradient of SwiGLU as copies in 8 bits, both ways round, and SwiGLU's output transposed. An element of d takes 11 bytes:
-// gate, up and the output's gradient are read; two gradients are written twice and the output once.
+// The gradient of SwiGLU as 8-bit copies, plain and transposed, and SwiGLU's output transposed. An element of d moves
+// 11 bytes: gate, up and the output's gradient are read; two gradients are written twice and the output once.
 #include "swiglu.cuh"
 #include "../turned.cuh"
 
 struct SwiGluCopiesArgs {
     const void* gate_up;             // [rows, 2 d]: the gate, then up
     const void* out_grad;            // [rows, d]
-    CopyArgs copy;                   // [rows, 2 d]: of their gradients
+    CopyArgs copy;                   // [rows, 2 d]: of the gradients of gate and up
     unsigned char* gate_up_turned;   // [2 d, rows]
     unsigned char* out_turned;       // [d, rows]
     const float* out_scale;
     u32 rows, d;                     // whole runs
 };
 
-// A block a tile of the output.
+// One block for each tile of the output.
 template <class T>
 __device__ void swiglu_grad_copies(const SwiGluCopiesArgs& a) {
     __shared__ CodeTile tiles[3];

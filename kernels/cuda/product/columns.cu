@@ -1,11 +1,11 @@
-// The second pass of sums over rows: the pieces' sums are added up. Several operations' in one launch.
+// The second pass of sums over rows: adds the partial sums of the pieces, for several operations in one launch.
 #include "../vector.cuh"
 
-// Sums that one operation has made pieces of.
+// The partial sums of one operation.
 struct SumsArgs {
     const float* partial;  // [pieces, sums, columns]
     void* out[5];          // [columns] each
-    void* copy;            // [columns]: of the last one, or null
+    void* copy;            // [columns]: of the last sum, or null
     u32 pieces, sums, columns;
     u32 accumulate;
     u32 reduced;           // whether they are bf16
@@ -13,15 +13,15 @@ struct SumsArgs {
 
 struct FinishArgs {
     SumsArgs of[8];
-    u32 ends[8];  // the number of the block behind the last of each
+    u32 ends[8];  // for each operation, the index of the block after its last one
 };
 
 namespace {
 
 constexpr u32 ACROSS = 8, AT_ONCE = 8, EACH = 4;
 
-// Threads that add up so many pieces. Blocks may have more, for others' sums; the order of additions depends on the
-// pieces alone.
+// The number of threads that add the sums of this many pieces. Blocks may have more, for other operations; the order of
+// additions depends only on the number of pieces.
 __device__ u32 threads_of(u32 pieces) { return min(((pieces + EACH - 1) / EACH * ACROSS + 31) / 32 * 32, 1024u); }
 
 template <class T>
@@ -32,7 +32,7 @@ __device__ void put(const SumsArgs& a, u32 sum, u32 column, float total) {
     if (a.copy && sum + 1 == a.sums) ((T*)a.copy)[column] = stored;
 }
 
-// Adds up 8 columns of one sum, whose pieces threads have in turn.
+// Adds 8 columns of one sum; the threads take the pieces in turn.
 __device__ void add_pieces(const SumsArgs& a, u32 sum, u32 first) {
     __shared__ float warps[32][ACROSS];
     u32 lane = threadIdx.x % 32, x = lane % ACROSS, column = first + x, threads = threads_of(a.pieces);
@@ -40,7 +40,7 @@ __device__ void add_pieces(const SumsArgs& a, u32 sum, u32 first) {
     float total = 0;
     if (threadIdx.x < threads)
         for (u32 p = threadIdx.x / ACROSS; p < a.pieces; p += AT_ONCE * step) {
-            // All are asked for before any is added.
+            // All are loaded before any is added.
             float some[AT_ONCE];
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++) {
@@ -51,7 +51,7 @@ __device__ void add_pieces(const SumsArgs& a, u32 sum, u32 first) {
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++) total += some[i];
         }
-    // Of the lanes that have a column.
+    // Sums over the lanes that have the same column.
     auto add_up = [](float own) {
         for (u32 apart = ACROSS; apart < 32; apart *= 2) own += __shfl_xor_sync(FULL_WARP, own, apart);
         return own;

@@ -2,7 +2,8 @@
 #pragma once
 #include "../vector.cuh"
 
-// Adds up what `ROWS` rows of 32 threads hold, `COUNT` values each: value v of lane x is `give(v, x, total)`.
+// Adds the values of `ROWS` rows of 32 threads, `COUNT` values for each thread: value v of lane x goes to `give(v, x,
+// total)`.
 template <int ROWS, int COUNT, class Give>
 __device__ inline void add_rows(const float (&sums)[COUNT], Give give) {
     __shared__ float rows[COUNT][ROWS][33];
@@ -16,7 +17,7 @@ __device__ inline void add_rows(const float (&sums)[COUNT], Give give) {
     }
 }
 
-// Writes a piece's sums: `N` neighbouring columns a lane, for each of `SUMS` sums, over 8 rows of threads.
+// Writes a piece's sums: `N` neighbouring columns for each lane, for each of `SUMS` sums, over 8 rows of threads.
 template <int SUMS, int N>
 __device__ inline void write_piece(const float (&sums)[SUMS * N], float* partial, u32 columns) {
     add_rows<8>(sums, [&](u32 v, u32 x, float total) {

@@ -1,9 +1,9 @@
-// A weight that is kept in fewer bits, as the numbers that it stands for.
+// Expands a weight that is stored in fewer bits.
 #include "../common.cuh"
 
 struct DequantiseArgs {
-    const void* codes;   // [rows, columns]: integers of 8 bits, the bytes of two rows in turn; or bf16
-    const void* scales;  // [rows] f16, or null of bf16
+    const void* codes;   // [rows, columns]: integers of 8 bits, with the bytes of two rows interleaved; or bf16
+    const void* scales;  // [rows] f16, or null for bf16
     void* out;           // [rows, columns]
     u32 rows, columns;
     u32 paired;          // rows in pairs, from the first on
@@ -12,11 +12,11 @@ struct DequantiseArgs {
 // The number of f16 bits that are finite and not negative.
 __device__ inline float half_bits(u32 bits) {
     u32 exponent = bits >> 10, mantissa = bits & 0x3ff;
-    // 2^-24, and exponents 112 apart.
+    // Subnormal numbers are multiples of 2^-24; the exponent biases differ by 112.
     return exponent == 0 ? (float)mantissa * 5.9604644775390625e-8f : __uint_as_float((exponent + 112) << 23 | mantissa << 13);
 }
 
-// A thread the two rows of a pair at one column.
+// Each thread has the two rows of a pair at one column.
 template <class T>
 __device__ void dequantise(const DequantiseArgs& a) {
     u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x, pair = at / a.columns;

@@ -1,11 +1,11 @@
-// What belongs to a linear layer beside its product where that was a library's: the GELU.
+// The part of a linear layer after a library's matrix multiplication: the GELU.
 #include "../pointwise/gelu.cuh"
 #include "../vector.cuh"
 
 struct EpilogueArgs {
     const void* before_gelu;  // [rows, columns] or null: out is multiplied by gelu'(this)
     void* out;                // [rows, columns]: updated
-    void* activated;          // [rows, columns] or null: takes gelu(out)
+    void* activated;          // [rows, columns] or null: receives gelu(out)
     u64 count;
     u32 wide;                 // whether all begin at multiples of 16 bytes
 };

@@ -1,17 +1,18 @@
-// The bias gradient of a linear layer: sums over the rows; and what else that pass makes. Its products are in product.cu.
+// The bias gradient of a linear layer: sums over the rows; and the other results of that pass. Its matrix
+// multiplications are in product.cu.
 #include "columns.cuh"
 #include "../pointwise/gelu.cuh"
 
 struct BiasGradArgs {
     void* out_grad;           // [rows, columns]
     const void* before_gelu;  // [rows, columns] or null: out_grad is multiplied by gelu'(this) first
-    void* activated;          // [rows, columns] or null: takes gelu(before_gelu)
+    void* activated;          // [rows, columns] or null: receives gelu(before_gelu)
     float* partial;           // [pieces, columns]
     u32 rows, columns, piece;
     u32 wide;                 // whether rows begin at multiples of 16 bytes
 };
 
-// Over `piece` rows, 32 N columns and 8 rows at a time. What is summed is what is stored.
+// Over `piece` rows, 32 N columns and 8 rows at a time. The sums are of the stored values.
 template <class T, int N>
 __device__ inline void piece_sums(const BiasGradArgs& a) {
     u32 column = (blockIdx.x * 32 + threadIdx.x % 32) * N;

@@ -1,6 +1,6 @@
-// The matrix product: shared-memory tiles, f32 accumulation, with what follows a linear layer folded in.
+// Matrix multiplication: shared-memory tiles, f32 accumulation, fused with the rest of a linear layer.
 //
-// C [m, n] = A B in three cases, by how A and B lie in memory:
+// C [m, n] = A B in three cases, by the layout of A and B in memory:
 //   NT  A [m, k], B [n, k]   x weight^T
 //   NN  A [m, k], B [k, n]   out_grad weight
 //   TN  A [k, m], B [k, n]   out_grad^T x
@@ -11,18 +11,18 @@ struct ProductArgs {
     const void* b;
     void* c;                  // [m, n]
     const void* bias;         // [n] or null
-    const void* residual;     // [m, n] or null: added
+    const void* residual;     // [m, n] or null: added to C
     const void* before_gelu;  // [m, n] or null: C is multiplied by gelu'(this)
-    void* activated;          // [m, n] or null: takes gelu(C)
+    void* activated;          // [m, n] or null: receives gelu(C)
     u32 m, n, k;
-    u32 accumulate;           // add to what is in C
+    u32 accumulate;           // add to the content of C
 };
 
 enum Case { NT, NN, TN };
 
 constexpr int DEPTH = 16;  // of a tile, along k
 
-// A quarter of a tile's side in four f32, read at once.
+// Four f32, a quarter of the elements that a thread has along a tile's side, read at once.
 struct alignas(16) Four {
     float x[4];
 };
@@ -48,7 +48,7 @@ __device__ inline void put(const float (&held)[SIDE * DEPTH / 256], float (&tile
     }
 }
 
-// One tile of C a block of 16 x 16 threads; each thread holds GROUPS x GROUPS squares of 4 x 4, 64 apart.
+// One tile of C for each block of 16 x 16 threads; each thread has GROUPS x GROUPS squares of 4 x 4, 64 apart.
 template <class In, class Out, Case CASE, int GROUPS>
 __device__ void product(const ProductArgs& a) {
     constexpr int SIDE = 64 * GROUPS;
@@ -67,7 +67,7 @@ __device__ void product(const ProductArgs& a) {
         put<SIDE, CASE != TN>(held_a, left);
         put<SIDE, CASE == NT>(held_b, right);
         __syncthreads();
-        // The next tile travels while this one is used.
+        // The next tile is loaded while this one is used.
         if (k0 + DEPTH < a.k) {
             fetch<In, SIDE, CASE != TN>(held_a, from_a, row0, a.m, k0 + DEPTH, a.k);
             fetch<In, SIDE, CASE == NT>(held_b, from_b, column0, a.n, k0 + DEPTH, a.k);

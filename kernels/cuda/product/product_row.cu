@@ -1,4 +1,4 @@
-// The product of one row by itself.
+// Multiplies one row in a separate kernel.
 #include "../row.cuh"
 
 template <class X, class Out>
@@ -8,7 +8,7 @@ __device__ inline void finish(const RowArgs& a, u32 at, float sum) {
     write_row<Out>(a, at, sum);
 }
 
-// A warp ROWS rows.
+// One warp for ROWS rows.
 template <class X, class W, class Out, int ROWS, int AT_ONCE>
 __device__ void by_warps(const RowArgs& a) {
     u32 row = (blockIdx.x * 8 + threadIdx.x / 32) * ROWS, lane = threadIdx.x % 32;
@@ -23,7 +23,7 @@ __device__ void by_warps(const RowArgs& a) {
     }
 }
 
-// A block a row: where rows are few and long.
+// One block for each row: for few and long rows.
 template <class X, class W, class Out>
 __device__ void by_block(const RowArgs& a) {
     float sums[1] = {};

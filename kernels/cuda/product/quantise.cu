@@ -1,4 +1,4 @@
-// A copy of a tensor in 8 bits, and the largest of its magnitudes.
+// An 8-bit copy of a tensor, and the tensor's largest magnitude.
 #include "../turned.cuh"
 
 struct QuantiseArgs {
@@ -9,10 +9,10 @@ struct QuantiseArgs {
     float* amax;
     u64 count;
     u32 rows, columns;
-    u32 wide;  // whether 16 values at a time lie within a row, and all begin at multiples of 16 bytes
+    u32 wide;  // whether runs of 16 values lie within a row, and all begin at multiples of 16 bytes
 };
 
-// `RUN` values as codes; gives the largest magnitude.
+// Converts `RUN` values to codes; returns the largest magnitude.
 template <class T, class F>
 __device__ inline float convert_run(u32 (&codes)[RUN / 4], const T* from, float scale) {
     float x[RUN], largest = 0;
@@ -23,7 +23,7 @@ __device__ inline float convert_run(u32 (&codes)[RUN / 4], const T* from, float 
     return largest;
 }
 
-// As many blocks as keep the memory busy take turns, so that few of them meet at `amax`.
+// Just enough blocks to keep the memory busy, each with several runs, so that few of them update `amax`.
 template <class T, class F>
 __device__ void quantise(const QuantiseArgs& a) {
     const T* x = (const T*)a.x;
@@ -44,7 +44,7 @@ __device__ void quantise(const QuantiseArgs& a) {
     note_largest(a.amax, largest, seen);
 }
 
-// The transposed copy, beside the other or alone.
+// The transposed copy, with or without the plain one.
 template <class T, class F>
 __device__ void quantise_turned(const QuantiseArgs& a) {
     __shared__ CodeTile tile;

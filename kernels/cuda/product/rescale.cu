@@ -1,16 +1,16 @@
-// The end of a step for tensors in 8 bits: the history moves up, and gives the next scales.
+// The end of a step for tensors in 8 bits: the history moves up by one step and determines the next scales.
 #include "../common.cuh"
 
 struct RescaleArgs {
     float* amax;
     float* history;  // [16, count], the oldest first
     float* scale;
-    float* inverse;  // [count, 4], each four times
+    float* inverse;  // [count, 4], each inverse four times
     u32 count;
     float max;  // the format's largest number
 };
 
-// A thread a tensor.
+// One thread for each tensor.
 __device__ void rescale_all(const RescaleArgs& a) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.count) return;
@@ -22,7 +22,7 @@ __device__ void rescale_all(const RescaleArgs& a) {
     }
     a.history[15 * a.count + i] = a.amax[i];
     a.amax[i] = 0;
-    // The power of two below max / largest, of exponents up to 62 either way.
+    // The power of two below max / largest, with exponents limited to ±62.
     u32 exponent = __float_as_uint(a.max / largest) >> 23;
     exponent = min(max(exponent, 127u - 62), 127u + 62);
     float scale = largest == 0 ? 1.0f : __uint_as_float(exponent << 23);

@@ -1,22 +1,22 @@
-// The upper halves of adapters as the blocks on a diagonal, and their gradient.
+// Arranges the B matrices of adapters as the blocks of a block diagonal; and the gradient of this.
 #include "../common.cuh"
 
 struct SpreadArgs {
-    const void* from;  // [rows, narrow], of the gradient [rows, wide]
-    void* to;          // the other one
+    const void* from;  // [rows, narrow], in the gradient [rows, wide]
+    void* to;          // the other shape
     u64 count;         // elements of `to`
     u32 narrow, wide;  // columns of a matrix, and of the blocks of all
-    u32 first, second; // the rows with which the second part and the third begin
+    u32 first, second; // the first rows of the second part and of the third
     float scale;
-    u32 add;           // of the gradient: whether to add to what is there
+    u32 add;           // in the gradient: whether to add to the content
 };
 
-// The column with which the block of a row begins.
+// The first column of the block of a row.
 __device__ inline u32 block_of(const SpreadArgs& a, u64 row) {
     return ((row >= a.first) + (row >= a.second)) * a.narrow;
 }
 
-// A thread an element of `to`.
+// One thread for each element of `to`.
 template <class T>
 __device__ void spread(const SpreadArgs& a) {
     u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;

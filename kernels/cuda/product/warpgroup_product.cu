@@ -1,24 +1,24 @@
-// The matrix product in bf16 on warpgroups, its tiles copied by the TMA, with a linear layer's bias and GELU or rotation
-// folded in, or the powers of a softmax. The cases are those of product.cu:
+// Matrix multiplication in bf16 on warpgroups, with tiles copied by the TMA, fused with a linear layer's bias and GELU
+// or rotation, or with the exponentials of a softmax. The cases are those of product.cu:
 //   NT  A [m, k], B [n, k]   x weight^T, then the bias, then the GELU beside it or the rotation of queries and keys; or
-//                            powers, with the sums of rows; of capped products, times the cap's gradient in what is
-//                            stored
+//                            exponentials, with the sums of rows; with capped logits, the stored values are multiplied
+//                            by the cap's derivative
 //   NN  A [m, k], B [k, n]   out_grad weight, then through the gradient of a GELU, with the sums of columns
-// m is a multiple of 64, n of 256 (for a rotation of 192, for powers of 8), k of 64 and at least 512.
+// m is a multiple of 64, n of 256 (for a rotation of 192, for exponentials of 8), k of 64 and at least 512.
 //
-// A block stays on its multiprocessor and makes one tile [128, 256] of C after the other; neighbouring blocks have
+// A block stays on its multiprocessor and computes one tile [128, 256] of C after the other; neighbouring blocks have
 // neighbouring columns, so that A's rows are in L2 for all of them. For a rotation a tile has 192 columns, three heads:
-// queries, keys and values of equal heads are whole tiles then, and of 4,096 rows and three times 512 columns every
-// multiprocessor has two at the most, as of tiles of 256, but smaller ones. For powers B is large as well, and neighbouring
-// blocks have neighbouring rows, sixteen tiles of them, before they go on to other columns.
+// queries, keys and values of equal heads are whole tiles then, and for 4,096 rows and three times 512 columns every
+// multiprocessor has at most two tiles, as with tiles of 256, but smaller ones. For exponentials B is large as well,
+// and neighbouring blocks have neighbouring rows, sixteen tiles of them, before they continue with other columns.
 //
 //   fetching thread   | stage 0 | stage 1 | stage 2 | stage 0 ...        64 of k each, of A's rows and of B's
-//   warpgroup 0       |  products of rows  0 to  63 |    in turns: while one waits for its own, the
-//   warpgroup 1         |  products of rows 64 to 127 |  other's run
-//   each of its warps | slice 0 | slice 1 | ... | slice 7 |              of the tile before, two rows each
+//   warpgroup 0       |  products of rows  0 to  63 |    alternating: while one waits for its own,
+//   warpgroup 1         |  products of rows 64 to 127 |  the other's run
+//   each of its warps | slice 0 | slice 1 | ... | slice 7 |              of the previous tile, two rows each
 //
-// A finished tile goes as bf16 to shared memory, 16 rows that are a warp's own. What is left to do with it, and the
-// stores, come in eight slices beside the next tile's first eight stages: tensor cores go on meanwhile.
+// A finished tile is stored as bf16 in shared memory, 16 rows for each warp. The remaining work on it, and its stores,
+// are done in eight slices during the next tile's first eight stages, so that the tensor cores stay busy.
 #include "../head/softcap.cuh"
 #include "../pointwise/gelu.cuh"
 #include "../powers.cuh"
@@ -27,19 +27,19 @@
 
 struct WarpgroupProductArgs {
     alignas(64) u64 left[16];  // tensor map of A: tiles of 128 rows
-    u64 right[16];             // of B: tiles of as many rows as C's have columns in NT, of 64 in NN
+    u64 right[16];             // of B: tiles of as many rows as C's tiles have columns in NT, of 64 in NN
     bf16* out;                 // [m, n]
     const bf16* bias;          // [n], at most 4096, or null
     const bf16* before_gelu;   // [m, n]: out is multiplied by gelu'(this)
-    bf16* activated;           // [m, n]: takes gelu(out), or gelu(before_gelu)
-    float* partial;            // [m / 64, n]: sums of out's columns; for powers [m, n / 256 and what is left]: of its rows
-    const float* at_targets;   // [m]: what is left from each of a row's products before its power
+    bf16* activated;           // [m, n]: receives gelu(out), or gelu(before_gelu)
+    float* partial;            // [m / 64, n]: sums of out's columns; for exponentials [m, ceil(n / 256)]: of its rows
+    const float* at_targets;   // [m]: subtracted from each product of a row before the exponential
     const float* table;        // [positions, 8, 2]: cosine and sine, for the first 16 columns of heads of 64
     u32 m, n, k;
-    u32 ids;                   // columns that have powers; those after them get zeros
+    u32 ids;                   // columns that have exponentials; later columns get zeros
     u32 positions;             // row r is at position r mod this
-    u32 parts, turned;         // of each `parts` heads of 64 columns the first `turned` are turned
-    float softcap;             // the cap, of capped products
+    u32 parts, turned;         // of each `parts` heads of 64 columns the first `turned` are rotated
+    float softcap;             // the cap, for capped logits
     u32 unused[10];
 };
 
@@ -54,7 +54,7 @@ namespace {
 constexpr u32 ROWS = 128, DEEP = 64, GROUPS = 2, LEFT = ROWS * DEEP, PANEL = ROWS * DEEP;
 constexpr u32 MOST_BIAS = 4096, SLICES = 8, DIMS = 16;
 
-// Columns of a tile; the stages that shared memory has room for.
+// Columns of a tile; the number of stages that fit in shared memory.
 template <Then THEN>
 constexpr u32 COLUMNS = THEN == TURNED ? 192 : 256;
 template <Then THEN>
@@ -64,7 +64,7 @@ constexpr u32 PANELS = COLUMNS<THEN> / DEEP;
 template <Then THEN>
 constexpr u32 STAGE = LEFT + COLUMNS<THEN> * DEEP;
 
-// Where what a block has in shared memory begins, and its bytes.
+// Offsets in a block's shared memory, and its size in bytes.
 template <Then THEN>
 struct Room {
     static constexpr u32 OUT = STAGES<THEN> * STAGE<THEN> * sizeof(bf16), SIDE = OUT + ROWS * COLUMNS<THEN> * sizeof(bf16);
@@ -94,7 +94,7 @@ struct Tiles {
     __device__ u32 column(u32 t) const { return of_band(t) / tall(t) * COLUMNS; }
 
 private:
-    // The first of a band's rows of tiles, how many it has, and the tile's number in it.
+    // The first row of tiles of a band, the number of its rows, and the tile's index in the band.
     __device__ u32 first(u32 t) const { return t / (BAND * across) * BAND; }
     __device__ u32 tall(u32 t) const { return BAND == 1 ? 1 : min(BAND, down - first(t)); }
     __device__ u32 of_band(u32 t) const { return t % (BAND * across); }
@@ -103,8 +103,8 @@ private:
 template <Then THEN>
 using TilesOf = Tiles<COLUMNS<THEN>, POWERED<THEN> ? 16 : 1>;
 
-// What follows a tile's product. A warp's rows are in shared memory in panels of 64 columns, swizzled; a lane has eight
-// columns of a row, if the row has so many.
+// The work on a tile after its multiplication. A warp's rows are in shared memory in panels of 64 columns, swizzled; a
+// lane has eight columns of a row, if the row has so many.
 template <Then THEN>
 struct Behind {
     static constexpr u32 COLUMNS = ::COLUMNS<THEN>, EIGHTS = COLUMNS / 8;
@@ -112,17 +112,17 @@ struct Behind {
 
     const WarpgroupProductArgs& a;
     u32 warp;
-    bf16* rows;         // the warp's first, of the first panel
-    const bf16* panel;  // the same of the lane's panel
-    u32 eighth;         // which eight of the panel's columns it has
-    float* side;        // the bias, or sums: of each warp's columns, or of powers each lane's part of its warp's rows
-    bool any = false, last = false;  // whether it has rows, and no tile comes behind
+    bf16* rows;         // the warp's first row in the first panel
+    const bf16* panel;  // the warp's first row in the lane's panel
+    u32 eighth;         // which eight of the panel's columns the lane has
+    float* side;        // the bias, or sums: of each warp's columns, or each lane's part of the sums of its warp's rows
+    bool any = false, last = false;  // whether it has rows, and whether no tile follows
     u32 piece = 0, column = 0;
     u64 at = 0;
     float sums[8] = {}, left[2], angles[2][4];
     Eight values[2], before[2][2];  // before: of even slices, and of odd ones
     float* row_sums;
-    const float* at_targets;  // of the warp's rows, and of the slice's: what was left from its products
+    const float* at_targets;  // of the warp's rows, and of the slice's: subtracted from the products
     float whole[2];
 
     __device__ Behind(const WarpgroupProductArgs& a, bf16* out, float* side)
@@ -132,7 +132,7 @@ struct Behind {
         eighth = held(lane % 8);
     }
 
-    // Takes a tile whose products have ended.
+    // Takes over a tile whose multiplications have ended.
     __device__ void take(const Sums& product, u32 row, u32 column) {
         u32 lane = threadIdx.x % 32;
         row += warp * 16;
@@ -153,7 +153,7 @@ struct Behind {
 #pragma unroll
             for (float& sum : sums) sum = 0;
         }
-        // The slices before have been read.
+        // All lanes have read the previous slices.
         __syncwarp();
         // Lane l has the address of row l % 16 of the 16 columns' first piece of eight, or of their second.
         bf16* to = rows + lane % 16 * DEEP;
@@ -167,7 +167,7 @@ struct Behind {
         __syncwarp();
     }
 
-    // Turns queries and keys. A panel is a head, and a lane has both sides of its pairs.
+    // Rotates queries and keys. A panel is a head, and a lane has both elements of its pairs.
     __device__ void turn(Sums& product, u32 column) const {
 #pragma unroll
         for (u32 p = 0; p < PANELS<THEN>; p++) {
@@ -182,10 +182,11 @@ struct Behind {
         }
     }
 
-    // As they lie in shared memory. What is left of logits is small where it matters, and there f16 has three bits more.
+    // Packs a pair as in shared memory. Differences of logits are small where they matter, and there f16 has three more
+    // bits.
     __device__ static u32 both(float low, float high) { return POWERED<THEN> ? pack_f16(low, high) : pack(low, high); }
 
-    // Asks for what the rows of tile `t` have left from them, if there is one.
+    // Loads the values to subtract for the rows of tile `t`, if it exists.
     __device__ void ask(const TilesOf<THEN>& tiles, u32 t) {
         if constexpr (POWERED<THEN>) {
             if (t >= tiles.count()) return;
@@ -195,10 +196,11 @@ struct Behind {
         }
     }
 
-    // What the sums of products begin with, and the angles of the tile's rows.
+    // Initialises the sums, and loads the angles of the tile's rows.
     __device__ void begin(Sums& product, u32 row, u32 column) {
         if constexpr (SUMMED<THEN>) {
-            // To L2, for when this tile's products have ended: a lane has 128 bytes of every eighth row.
+            // Prefetches to L2 for when this tile's multiplications have ended: a lane has 128 bytes of every eighth
+            // row.
             u32 lane = threadIdx.x % 32, r = row + warp * 16 + lane / 4;
 #pragma unroll
             for (u32 h = 0; h < 2; h++)
@@ -238,9 +240,9 @@ struct Behind {
                 for (u32 h = 0; h < 2; h++) whole[h] = at_targets[row + h];
     }
 
-    // Asks for what the slice behind this one is multiplied by the gradients of, a whole step before: into registers that the
-    // compiler knows, so that they are not copied, for which they would be waited for. Behind where this slice's have come,
-    // since who waits for one load may wait for all that are on their way.
+    // Loads the operand of the GELU's gradient for the next slice, a whole step before it is needed: into registers
+    // that are compile-time constants, so that they are not copied, which would wait for the loads. Runs after this
+    // slice's data has arrived, since waiting for one load may wait for all outstanding loads.
     template <u32 ODD>
     __device__ void ask_for_next(u32 slice) {
         if constexpr (SUMMED<THEN>)
@@ -249,7 +251,7 @@ struct Behind {
                 for (u32 h = 0; h < 2; h++) before[1 - ODD][h] = fetch<bf16, 8>(a.before_gelu + at + (2 + h) * a.n);
     }
 
-    // Does what is left to do with a slice.
+    // Does the remaining work on a slice.
     template <u32 ODD>
     __device__ void finish(u32 slice) {
         if (!any) return;
@@ -257,11 +259,11 @@ struct Behind {
         else finish_values<ODD>(slice);
     }
 
-    // All slices of a tile behind which nothing comes.
+    // All slices of a tile after which no tile follows.
     __device__ void finish_all() {
         last = true;
         if constexpr (SUMMED<THEN>) {
-            // The products' registers are free: all that comes from memory is asked for at once.
+            // The registers of the sums are free: all operands are loaded at once.
             Eight rest[SLICES][2];
 #pragma unroll
             for (u32 i = 2; i < 2 * SLICES; i++)
@@ -325,7 +327,7 @@ struct Behind {
             if (slice + 1 == SLICES) add_up();
     }
 
-    // Two rows of powers and their sums.
+    // Two rows of exponentials and their sums.
     __device__ void finish_powers(u32 slice) {
         float sum[2] = {};
         Softcap by(a.softcap);
@@ -342,7 +344,7 @@ struct Behind {
 #pragma unroll
             for (u32 i = 0; i < 8; i++) {
                 if constexpr (THEN == CAPPED_POWERS) {
-                    // A multiplication and an addition of one instruction each.
+                    // One instruction each for a multiplication with addition.
                     shares[i] = tanh_for_bf16(x[i] * by.over + begin);
                     x[i] = power_of_bits(shares[i] * most - below);
                 } else {
@@ -360,7 +362,7 @@ struct Behind {
             if (column < a.n) write(a.out + at, x);
             at += a.n;
         }
-        // A row's sums of lanes, pieces of four swizzled.
+        // The lanes' parts of a row's sums, in pieces of four, swizzled.
         u32 lane = threadIdx.x % 32;
         float* own = side + warp * 16 * 32;
 #pragma unroll
@@ -380,7 +382,7 @@ struct Behind {
         if (lane % 2 == 0) row_sums[(u64)row * ((a.n + COLUMNS - 1) / COLUMNS)] = all;
     }
 
-    // The sums of a warpgroup's rows.
+    // Writes the sums of a warpgroup's rows.
     __device__ void add_up() {
         u32 group = warp / 4, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
         float* own = side + warp * COLUMNS + lane * 8;
@@ -398,7 +400,7 @@ struct Behind {
     }
 };
 
-// Where the stages are, which is next, and in which phase its barriers are.
+// The position of the stages, the next stage, and the phase of its barriers.
 template <Then THEN>
 struct Stages {
     bf16* first;
@@ -409,7 +411,7 @@ struct Stages {
     __device__ bf16* right() const { return left() + LEFT; }
     __device__ u64* full() const { return barriers + 2 * now; }
     __device__ u64* empty() const { return full() + 1; }
-    // The stage before is empty again.
+    // The barrier for releasing the previous stage.
     __device__ u64* used() const { return barriers + 2 * (now > 0 ? now - 1 : STAGES<THEN> - 1) + 1; }
     __device__ void advance() {
         if (++now < STAGES<THEN>) return;
@@ -442,7 +444,7 @@ template <bool NN, Then THEN>
 __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages<THEN> stages, Behind<THEN> behind) {
     u32 group = of_warp(threadIdx.x / 128);
     TilesOf<THEN> tiles(a);
-    // Each turn is a barrier that its warpgroup waits at, and the other arrives at.
+    // Each turn is a barrier at which its warpgroup waits, and at which the other one arrives.
     u32 own_turn = 1 + group, other_turn = 2 - group;
     typename Behind<THEN>::Sums sums;
     if (group == 1) arrive_at(other_turn, 256);
@@ -454,9 +456,9 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages<THEN> 
         behind.ask(tiles, t + gridDim.x);
         auto step = [&](u32 k, auto odd) {
             if (k < SLICES) behind.bring(k);
-            // All lanes go the same way.
+            // All lanes must take the same branch.
             if (__ballot_sync(FULL_WARP, phase_over(stages.full(), stages.phase)) != FULL_WARP) {
-                // The stage before may be what the fetching thread waits for.
+                // The fetching thread may be waiting for the previous stage.
                 if (used) {
                     await_products<0>();
                     arrive_together(stages.used());
@@ -500,7 +502,7 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages<THEN> 
         if constexpr (THEN == TURNED) behind.turn(sums, column);
         behind.take(sums, row, column);
     }
-    // The other's last turn.
+    // The other warpgroup's last turn.
     if (group == 0) wait_at(own_turn, 256);
     behind.finish_all();
 }
@@ -509,7 +511,7 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages<THEN> 
 
 #endif
 
-// One block a multiprocessor.
+// One block on each multiprocessor.
 template <bool NN, Then THEN>
 __device__ void warpgroup_product(const WarpgroupProductArgs& a) {
 #ifdef WARPGROUPS

@@ -1,4 +1,4 @@
-// The largest of what several ranks have.
+// The maximum of the ranks' numbers.
 #include "../common.cuh"
 
 struct MaxPartsArgs {
@@ -7,7 +7,7 @@ struct MaxPartsArgs {
     u32 n, count;
 };
 
-// A thread a column.
+// One thread for each column.
 __device__ void largest_of(const MaxPartsArgs& a) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.count) return;

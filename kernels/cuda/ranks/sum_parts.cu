@@ -1,4 +1,4 @@
-// The sum of what several ranks have, in their order.
+// The sum of the ranks' numbers, in the order of the ranks.
 #include "../vector.cuh"
 
 struct SumPartsArgs {
@@ -6,11 +6,11 @@ struct SumPartsArgs {
     float* sum;          // [count]
     u64 count, stride;
     u32 n;
-    u32 adds;            // whether the sum counts too, first of all
+    u32 adds;            // whether the previous sum is the first summand
     u32 wide;            // whether all begin at multiples of 16 bytes
 };
 
-// Each addition is rounded by itself: the bits of every other device.
+// Each addition is rounded by itself: the same bits as on every other device.
 __device__ void add_parts(const SumPartsArgs& a) {
     each_wide<float>(a.count, a.wide, [&](auto count, u64 at) {
         constexpr int N = decltype(count)::value;

@@ -1,9 +1,9 @@
-// Signals as rows of tokens, and their gradients back.
+// Signals as rows of tokens; and the gradient of this.
 #include "streams.cuh"
 
 struct ContextArgs {
     float* rows;    // [B, T, columns]
-    void* signals;  // the first token's first signal; tokens are `slot` signals apart
+    void* signals;  // the first signal of the first token; tokens are `slot` signals apart
     u32 streams, tokens, columns, slot, tile;
 };
 
@@ -27,7 +27,7 @@ __device__ void context(const ContextArgs& a) {
     });
 }
 
-// The same grid.
+// The same grid as `context`.
 template <class T>
 __device__ void context_grad(const ContextArgs& a) {
     __shared__ float turned[TURNED];

@@ -7,11 +7,11 @@ struct MemoryArgs {
     const float* values;      // [B, T, V]
     const float* keep;        // [T, B]
     const float* matrix;      // [B, V, K]: before the segment
-    const float* key;         // [B, K]: the same
+    const float* key;         // [B, K]: before the segment
     float* matrix_after;
     float* key_after;
-    float* out;               // [B, T, V]; of the gradient: its gradient
-    float* scores;            // [2, B, T, T]: of the gradient
+    float* out;               // [B, T, V]; in the gradient: the gradient of the output
+    float* scores;            // [2, B, T, T]: in the gradient only
     float* keys_grad;
     float* queries_grad;
     float* values_grad;
@@ -23,7 +23,7 @@ struct MemoryArgs {
     }
 };
 
-// A warp a row of a stream's matrix, N of its elements a lane. Grid (V / 4, B).
+// One warp for each row of a stream's matrix, N of its elements for each lane. Grid (V / 4, B).
 template <int N>
 __device__ void memory(const MemoryArgs& a) {
     u32 v = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32, b = blockIdx.y;
@@ -61,10 +61,10 @@ EXPORT(memory_4, MemoryArgs, 128, memory<4>)
 EXPORT(memory_8, MemoryArgs, 128, memory<8>)
 EXPORT(memory_32, MemoryArgs, 128, memory<32>)
 
-// The gradients need no matrix but the one before the segment: what token t reads of s's value is
-// decay^(t - s) query_t · key_{s - 1} / K, if no document begins after s - 1. So it goes as attention does.
+// The gradients need no matrix except that from before the segment: the part of token t's output from s's value is
+// decay^(t - s) query_t · key_{s - 1} / K, if no document begins after s - 1. So the computation is that of attention.
 
-// The last token up to t where a document begins; tokens if there is none.
+// The last token up to t at which a document begins; `tokens` if there is none.
 __device__ inline u32 begin_of(const MemoryArgs& a, u32 b, u32 t) {
     for (u32 s = t + 1; s-- > 0;)
         if (!(a.keep[s * a.streams + b] > 0)) return s;
@@ -74,7 +74,8 @@ __device__ inline u32 begin_of(const MemoryArgs& a, u32 b, u32 t) {
 // decay^n / K.
 __device__ inline float faded(const MemoryArgs& a, u32 n) { return powf(a.decay, (float)n) / (float)a.keys_size; }
 
-// scores[0] of (t, s): of query_t and the key before s; scores[1]: of out_grad_t and value_s. Grid (T, B), a warp an s.
+// scores[0] of (t, s): query_t times the key before s; scores[1]: out_grad_t times value_s. Grid (T, B), one warp for
+// each s.
 __device__ void memory_scores(const MemoryArgs& a) {
     u32 t = blockIdx.x, b = blockIdx.y, lane = threadIdx.x % 32;
     u32 begin = begin_of(a, b, t), first = begin == a.tokens ? 0 : begin + 1;
@@ -116,7 +117,7 @@ __device__ void gradients(const MemoryArgs& a) {
         }
 #pragma unroll 4
         for (u32 s = 0; s <= t; s++) query += of_values[(u64)t * a.tokens + s] * a.key_before(b, s)[k];
-        // This token's key is the one before t + 1.
+        // This token's key is the key before token t + 1.
 #pragma unroll 4
         for (u32 later = t + 1; later < a.tokens; later++)
             key += of_values[(u64)later * a.tokens + t + 1] * a.queries[((u64)b * a.tokens + later) * a.keys_size + k];

@@ -1,9 +1,9 @@
-// Dopamine and novelty: how much each token's error counts.
+// Dopamine and novelty: the weight of each token's error.
 #include "../vector.cuh"
 
 struct ModulateArgs {
     const float* losses;  // [B, T]
-    const void* outputs;  // [T, rows, B]: from the predicting module's first one on
+    const void* outputs;  // [T, rows, B]: from the predicting module's first output on
     float* predictor;     // [count + 1]
     float* running;       // [2]: the mean loss, the mean prediction
     float* factors;       // [T, B]
@@ -16,7 +16,7 @@ struct ModulateArgs {
     float dopamine, novelty, follow;
 };
 
-// What a token's reward is beyond its prediction: a block a token and 32 streams. Grid (T, B / 32).
+// The reward of a token minus its prediction: one block for a token and 32 streams. Grid (T, B / 32).
 template <class T>
 __device__ void predict(const ModulateArgs& a) {
     __shared__ float sums[2][8][32];
@@ -44,7 +44,7 @@ __device__ void predict(const ModulateArgs& a) {
 
 EXPORT_BOTH(modulate_predict, ModulateArgs, 256, predict)
 
-// One block: the factors, the running means and how far the predictor moves.
+// One block: the factors, the running means and the step size of the predictor.
 __device__ void factors(const ModulateArgs& a) {
     u32 all = a.tokens * a.streams;
     float mean = a.running[0], losses = 0, predicted = 0, squares = 0;
@@ -53,7 +53,7 @@ __device__ void factors(const ModulateArgs& a) {
         losses += loss, predicted += a.predicted[i], squares += a.squares[i];
         float surprise = mean > 0 ? loss / mean - 1.0f : 0.0f;
         float factor = (1.0f + a.dopamine * tanhf(a.deltas[i])) * (1.0f + a.novelty * surprise);
-        // NaN stays what it is.
+        // NaN stays NaN.
         a.factors[i] = factor < 0.25f ? 0.25f : factor > 4.0f ? 4.0f : factor;
     }
     losses = block_sum(losses), predicted = block_sum(predicted), squares = block_sum(squares);
@@ -66,7 +66,7 @@ __device__ void factors(const ModulateArgs& a) {
 
 EXPORT(modulate_factors, ModulateArgs, 1024, factors)
 
-// A block a weight of the predictor. Grid (count + 1).
+// One block for each weight of the predictor. Grid (count + 1).
 template <class T>
 __device__ void move_predictor(const ModulateArgs& a) {
     u32 output = blockIdx.x;
@@ -81,7 +81,7 @@ __device__ void move_predictor(const ModulateArgs& a) {
 
 EXPORT_BOTH(modulate_move, ModulateArgs, 128, move_predictor)
 
-// A thread a signal of a token and stream. Grid (rows B / 256, T).
+// One thread for each signal of a token and stream. Grid (rows B / 256, T).
 template <class G>
 __device__ void modulate(const ModulateArgs& a) {
     u64 i = (u64)blockIdx.x * 256 + threadIdx.x, slot = (u64)a.rows * a.streams;

@@ -1,11 +1,11 @@
-// The residual stream of a spiking model out of its signals, and the gradients. A sum of shifts: output o reaches, by
-// weight [f, o], dim (o + f step) mod dims.
+// The residual stream of a spiking model, computed from its signals; and the gradients. A sum of shifts: output o
+// reaches, by weight [f, o], dim (o + f step) mod dims.
 #include "readout.cuh"
 
-// Weights and signals that a thread asks for at once.
+// The number of weights and signals that a thread loads at once.
 constexpr u32 AT_ONCE = 4;
 
-// A thread N streams of a dim. Grid (dims / columns of a block, B / its streams, T).
+// Each thread has N streams of a dim. Grid (dims / columns of a block, B / its streams, T).
 template <class T, int N>
 __device__ inline void sum_up(const ReadoutArgs& a, float* turned) {
     u32 lanes = a.tile / N, columns = 256 / lanes, column = threadIdx.x / lanes, own = threadIdx.x % lanes * N;
@@ -27,7 +27,7 @@ __device__ inline void sum_up(const ReadoutArgs& a, float* turned) {
                 Vector<T, N> x[AT_ONCE] = {};
 #pragma unroll
                 for (u32 j = 0; j < AT_ONCE; j++) {
-                    // Those in front of the first output wrap around to behind it, a round later.
+                    // Indices before the first output wrap around to the end, one round later.
                     u32 f = f0 + j, o = o0 - f * a.step;
                     bool there = f < a.fan_out && o < a.outputs;
                     weights[j] = there ? a.weights[(u64)f * a.outputs + o] : 0.0f;
@@ -55,14 +55,14 @@ __device__ inline void sum_up(const ReadoutArgs& a, float* turned) {
 
 template <class T>
 __device__ void readout(const ReadoutArgs& a) {
-    // Of 8 streams or more a thread has 4 or 8.
+    // With 8 streams or more a thread has 4 or 8.
     __shared__ float turned[256 * 9];
     a.wide ? sum_up<T, WIDE<T>>(a, turned) : sum_up<T, 1>(a, turned);
 }
 
 EXPORT_BOTH(readout, ReadoutArgs, 256, readout)
 
-// One stream: 32 dims a block, eight threads each, which share the weights. Grid (dims / 32, 1, T).
+// One stream: 32 dims for each block, with eight threads for each dim, which share the weights. Grid (dims / 32, 1, T).
 template <class T>
 __device__ void readout_of_one(const ReadoutArgs& a) {
     __shared__ float shares[8][32];
@@ -100,10 +100,11 @@ __device__ void readout_of_one(const ReadoutArgs& a) {
 
 EXPORT_BOTH(readout_one, ReadoutArgs, 256, readout_of_one)
 
-// Tokens of a launch of the gradient.
+// The number of tokens of one launch of the gradient.
 constexpr u32 TOKENS = 8;
 
-// A tile's gradients of all of them, those beyond the last as zeros. Grid (dims / columns of a tile, B / its streams).
+// Transposes the gradients of a tile for all tokens of the launch; zeros beyond the last. Grid (dims / columns of a
+// tile, B / its streams).
 __device__ void turn(const ReadoutArgs& a) {
     __shared__ float turned[TURNED];
     Tile tile(a.tile);
@@ -127,14 +128,14 @@ __device__ void turn(const ReadoutArgs& a) {
 
 EXPORT(readout_turn, ReadoutArgs, 256, turn)
 
-// Sums over a warp of eight values a lane; lane l gets that of value l % 8.
+// Sums over a warp of eight values in each lane; lane l receives the sum of value l % 8.
 __device__ inline float warp_sums(float (&x)[8]) {
     u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 4; half > 0; half /= 2)
 #pragma unroll
         for (int i = 0; i < half; i++) {
-            // Who keeps the upper values gives the lower ones away.
+            // A lane that keeps the upper values sends the lower ones.
             bool upper = lane & half;
             float given = upper ? x[i] : x[i + half], kept = upper ? x[i + half] : x[i];
             x[i] = kept + __shfl_xor_sync(FULL_WARP, given, half);
@@ -143,7 +144,7 @@ __device__ inline float warp_sums(float (&x)[8]) {
     return x[0] + __shfl_xor_sync(FULL_WARP, x[0], 16);
 }
 
-// A warp a signal, a lane a stream. Grid (rows / 8).
+// One warp for each signal, one lane for each stream. Grid (rows / 8).
 template <class T, class G>
 __device__ void readout_grad(const ReadoutArgs& a) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -1,24 +1,24 @@
-// What the kernels of a readout take.
+// The arguments of the kernels of a readout.
 #pragma once
 #include "streams.cuh"
 
 struct ReadoutArgs {
-    const void* signals;       // [T, rows, B]: the slots behind the first
+    const void* signals;       // [T, rows, B]: the slots after the first
     const float* weights;      // [fan_out, outputs]
     const float* gate_weight;  // [dims], or null: no gate
     const float* gate_bias;    // [dims]
-    float* out;                // [B, T, dims]; of the gradient: its gradient
-    const float* back;         // [fan_out, outputs]: what the gradient goes back by
-    const float* back_direct;  // [dims]: the same of the direct outputs, or null: the gate
-    float* turned;             // [dims, B, tokens of a launch]: gradients as signals lie
+    float* out;                // [B, T, dims]; in the gradient: the gradient of the output
+    const float* back;         // [fan_out, outputs]: the weights that propagate the gradient
+    const float* back_direct;  // [dims]: those for the direct outputs, or null: the gate
+    float* turned;             // [dims, B, tokens of a launch]: gradients in the layout of signals
     void* signals_grad;        // [T, rows, B]
     float* weight_grad;        // [fan_out, outputs]
     float* gate_weight_grad;   // [dims]
     float* gate_bias_grad;     // [dims]
     u32 rows, streams, tokens, dims, fan_out, outputs, step;
-    u32 first, direct;         // signals that are projected, and that are the stream's
+    u32 first, direct;         // signals that are projected, and signals that are the stream's dims
     u32 gate_first, gate_count;
-    u32 token;                 // the first of this launch
+    u32 token;                 // the first token of this launch
     u32 share;                 // tokens of a thread block, on tensor cores
     u32 tile;
     u32 wide;                  // whether a thread has 16 bytes of signals

@@ -1,30 +1,32 @@
-// The readout and its gradients on tensor cores, where signals are bf16 and nothing is gated.
+// The readout and its gradients on tensor cores, for bf16 signals without a gate.
 //
-// Outputs reach dims that lie a step apart, all around. So what lies a multiple of the step apart is a small product of
-// its own, and there are as many of them as dims in a step. With D = K S dims, S the step, and r < S:
+// Outputs reach dims that are a step apart, cyclically. So the dims and outputs at multiples of the step form a
+// separate small matrix multiplication, and there are as many of these as dims in a step. With D = K S dims, S the
+// step, and r < S:
 //
 //   dims    r, r + S, r + 2 S, ...             K of them, j
-//   outputs the same, then those D further on  K of them a group, k
+//   outputs the same, then those D further on  K of them in each group, k
 //
 //   weight of output (group, k) to dim j:  [(j - k) mod K, group D + k S + r]
 //
-// Weights and the stream's gradients are f32. Each is two bf16, what is rounded and what is left, and a product three:
-// together they keep 16 bits.
+// Weights and the stream's gradients are f32. Each is split into two bf16, the rounded value and the rest, and a
+// multiplication into three: together they have 16 bits of precision.
 #include "readout.cuh"
 
 #ifdef TENSOR_CORES
 
-// Of 16 dims or outputs the most that a fan-out has; of 16 outputs those of a thread block of the weights' gradient.
+// The fan-out's limit, in units of 16 dims or outputs; the outputs, in units of 16, of a thread block of the weights'
+// gradient.
 constexpr u32 TILES = 4, ROWS = 3;
 
-// 8 bytes as they lie.
+// 8 bytes in memory order.
 struct alignas(8) Bytes8 {
     u32 x[2];
 };
 
 __device__ inline u32 groups(const ReadoutArgs& a) { return (a.outputs + a.dims - 1) / a.dims; }
 
-// Two values, rounded and what is left.
+// Two values, each as its rounded part and the rest.
 struct Pair {
     u32 high, low;
 
@@ -34,13 +36,13 @@ struct Pair {
     }
 };
 
-// A left matrix of 16 x 16 as lanes have it.
+// A left matrix of 16 x 16 in the layout of a warp's registers.
 struct Weights {
     Vector<u32, 4> high[32], low[32];
 };
 static_assert(sizeof(Weights) == 1024, "as readout_tensor.rs makes room for them");
 
-// Lays the weights of dims and outputs at `r`: rows are dims, columns the outputs of a group, or BACK the other way.
+// Stores the weights of dims and outputs at `r`: rows are dims, columns the outputs of a group, or transposed if BACK.
 template <bool BACK>
 __device__ inline void lay_weights(const ReadoutArgs& a, Weights* to, u32 r) {
     u32 tiles = a.fan_out / 16, count = groups(a) * tiles * tiles * 32;
@@ -66,7 +68,7 @@ __device__ inline void lay_weights(const ReadoutArgs& a, Weights* to, u32 r) {
 
 #endif
 
-// A block the dims at one place of a step, a warp 32 streams of a token. Grid (step, T / share).
+// One block for the dims at one offset within a step, one warp for 32 streams of a token. Grid (step, T / share).
 __device__ void readout(const ReadoutArgs& a) {
 #ifdef TENSOR_CORES
     LAUNCH_SHARED(room, 144 << 10);
@@ -78,7 +80,7 @@ __device__ void readout(const ReadoutArgs& a) {
     for (u32 item = threadIdx.x / 32; item < count; item += blockDim.x / 32) {
         u32 t = t0 + item / parts, b0 = item % parts * 32;
         const bf16* signals = (const bf16*)a.signals + (u64)t * a.rows * a.streams + b0;
-        // Product q has streams q, q + 4, ...
+        // Multiplication q has streams q, q + 4, ...
         float sums[TILES][4][4] = {};
         auto each = [&](auto visit) {
 #pragma unroll
@@ -141,7 +143,8 @@ __device__ void readout(const ReadoutArgs& a) {
 
 EXPORT_MANY(readout_tensor, ReadoutArgs, 128, 4, readout)
 
-// A block the dims at two neighbouring places of a step, a warp 16 streams of a token. Grid (step / 2, T / share).
+// One block for the dims at two neighbouring offsets within a step, one warp for 16 streams of a token. Grid (step / 2,
+// T / share).
 template <class T>
 __device__ void signal_grads(const ReadoutArgs& a) {
 #ifdef TENSOR_CORES
@@ -154,7 +157,7 @@ __device__ void signal_grads(const ReadoutArgs& a) {
     for (u32 item = threadIdx.x / 32; item < count; item += blockDim.x / 32) {
         u32 t = t0 + item / parts, b0 = item % parts * 16;
         T* signals_grad = (T*)a.signals_grad + (u64)t * a.rows * a.streams;
-        u32 high[2][2][TILES][2] = {}, low[2][2][TILES][2] = {};  // [place, 8 streams, 16 dims, half of them]
+        u32 high[2][2][TILES][2] = {}, low[2][2][TILES][2] = {};  // [offset, 8 streams, 16 dims, half of them]
 #pragma unroll
         for (u32 eight = 0; eight < 2; eight++)
 #pragma unroll
@@ -214,7 +217,7 @@ __device__ void signal_grads(const ReadoutArgs& a) {
 EXPORT_PAIR(readout_signals_f32, ReadoutArgs, 256, signal_grads<float>)
 EXPORT_PAIR(readout_signals_bf16, ReadoutArgs, 256, signal_grads<bf16>)
 
-// No gradient for signals that are neither projected nor the stream's. Grid (such signals / 8, T).
+// Writes zeros as the gradient of signals that are neither projected nor the stream's. Grid (such signals / 8, T).
 template <class T>
 __device__ void no_grads(const ReadoutArgs& a) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
@@ -230,8 +233,8 @@ __device__ void no_grads(const ReadoutArgs& a) {
 EXPORT(readout_rest_f32, ReadoutArgs, 256, no_grads<float>)
 EXPORT(readout_rest_bf16, ReadoutArgs, 256, no_grads<bf16>)
 
-// A block the dims at two neighbouring places of a step and 48 outputs, a warp 8 of the dims. Grid (step / 2, groups
-// fan_out / 48).
+// One block for the dims at two neighbouring offsets within a step and 48 outputs, one warp for 8 of the dims. Grid
+// (step / 2, groups fan_out / 48).
 __device__ void weight_grads(const ReadoutArgs& a) {
 #ifdef TENSOR_CORES
     u32 r = blockIdx.x * 2, lane = threadIdx.x % 32, own = lane / 4, pair = lane % 4 * 2, tiles = a.fan_out / 16;
@@ -239,7 +242,7 @@ __device__ void weight_grads(const ReadoutArgs& a) {
     auto output = [&](u32 row) { return row / tiles * a.dims + (row % tiles * 16 + own) * a.step + r; };
     float sums[2][ROWS][4] = {};
     for (u32 b0 = lane % 4 * 8; b0 - lane % 4 * 8 < a.streams; b0 += 32) {
-        // Streams as they lie: a thread's 16 bytes of signals are half of two left matrices.
+        // Streams in memory order: a thread's 16 bytes of signals are half of two left matrices.
         bool has = b0 < a.streams;
         const float* grads = a.out + (u64)b0 * a.tokens * a.dims + (dims8 + own) * a.step + r;
         const bf16* signals = (const bf16*)a.signals + (u64)a.first * a.streams + b0;

@@ -1,13 +1,14 @@
-// One token's step of a module of spiking neurons in many streams: the potentials and who fires, then the outputs.
+// One token's step of a module of spiking neurons in many streams: potentials and spikes, then the outputs.
 #include "spike.cuh"
 #include "spike_sum.cuh"
 
-// Neurons times streams of a thread block.
+// The largest number of neurons times streams of a thread block.
 constexpr u32 ROOM = 4096;
-// Threads that decide who of a stream fires.
+// Threads that decide which neurons of a stream fire.
 constexpr u32 JUDGES = 16;
 
-// A thread 8 streams of a neuron: who of them fired before, a byte. Grid (neurons / 64, groups of 32 streams).
+// Each thread has 8 streams of a neuron: packs the previous spikes into a byte. Grid (neurons / 64, groups of 32
+// streams).
 template <class T>
 __device__ void pack_before(const SpikeArgs& a) {
     u32 neuron = blockIdx.x * 64 + threadIdx.x / 4, stream = blockIdx.y * 32 + threadIdx.x % 4 * 8, byte = 0;
@@ -26,7 +27,7 @@ __device__ void pack_before(const SpikeArgs& a) {
 
 EXPORT_BOTH(spike_pack, SpikeArgs, 256, pack_before)
 
-// What fired is 1: a sum goes on by the weight itself, or not at all.
+// A spike is 1: the weight itself is added to the sum, or nothing.
 template <int N>
 __device__ inline void add_spikes(float (&sum)[N], float weight, u32 fired) {
 #pragma unroll
@@ -34,15 +35,15 @@ __device__ inline void add_spikes(float (&sum)[N], float weight, u32 fired) {
         if (fired >> i & 1) sum[i] = __fadd_rn(sum[i], weight);
 }
 
-// A neuron's synapses, Q at a time, those behind on their way.
+// A neuron's synapses, Q at a time, with the next ones being loaded.
 template <int Q>
 struct Synapses {
     const char *sources, *weights;
-    u32 at, end;  // of these, and of the row
+    u32 at, end;  // of the current synapses, and the end of the row
     Vector<u32, Q> s, next;
     Vector<float, Q> w, next_weights;
 
-    // From synapse `first` on.
+    // Starts at synapse `first`.
     __device__ Synapses(const SpikeArgs& a, u32 neuron, u32 first)
         : sources((const char*)(a.sources + (u64)neuron * a.fan_in)),
           weights((const char*)(a.weights + (u64)neuron * a.fan_in)), at(first), end(a.fan_in) {
@@ -52,14 +53,15 @@ struct Synapses {
         ask(at + Q);
     }
 
-    // Behind the last ones there are the last ones again, which nobody looks at.
+    // After the last synapses it loads the last ones again, which are not used.
     __device__ void ask(u32 place) {
         u64 bytes = (u64)min(place, max(end, (u32)Q) - Q) * sizeof(u32);
         next = fetch<u32, Q>((const u32*)(sources + bytes));
         next_weights = fetch<float, Q>((const float*)(weights + bytes));
     }
 
-    // Calls `visit` with all that have a source below `limit`. Sources rise: the last may have others too.
+    // Calls `visit` with all groups that have a source below `limit`. Sources are ascending: the last group may have
+    // others, too.
     template <class Visit>
     __device__ void until(u32 limit, Visit visit) {
 #pragma unroll 1
@@ -73,16 +75,16 @@ struct Synapses {
     }
 };
 
-// What a neuron's synapses add for N streams from `stream` on: from this token's signals, and from the signals and
-// spikes of the token before; but for those that are in the sums already. Neurons of a warp go from one kind to the next
-// at nearly the same time.
+// The contributions of a neuron's synapses for N streams from `stream` on: from this token's signals, and from the
+// signals and spikes of the token before; without those that are already in the sums. The neurons of a warp switch from
+// one kind of source to the next at nearly the same time.
 template <class T, int N, int Q>
 __device__ inline void bring(const SpikeArgs& a, u32 neuron, u32 stream, float (&now)[N], float (&before)[N]) {
     Synapses<Q> synapses(a, neuron, a.taken ? a.taken[neuron] : 0);
     const Vector<u32, Q>& s = synapses.s;
     u32 step = a.streams * sizeof(T);
     auto signals = [&](const T* values, u32 first, float (&sum)[N]) {
-        // Of source 0, so that a source's place is one multiplication.
+        // Relative to source 0, so that the address of a source takes one multiplication.
         const char* from = (const char*)values - (u64)first * step;
         opaque(from);
         synapses.until(first + a.rows, [&] {
@@ -96,17 +98,18 @@ __device__ inline void bring(const SpikeArgs& a, u32 neuron, u32 stream, float (
     };
     const T* values = (const T*)a.signals + stream;
     signals(values + (u64)a.rows * a.streams, 0, now);
-    // Not for four that lie astride a kind of which there are none.
+    // Not for a group of four that spans a kind without any of its sources.
     bool any = false;
 #pragma unroll
     for (int q = 0; q < Q; q++) any |= s.x[q] - a.rows < a.rows;
     if (any) signals(values, a.rows, before);
-    // Of source 0, so that a source's word, or its byte of these streams, is one multiplication.
+    // Relative to source 0, so that the address of a source's word, or of its byte for these streams, takes one
+    // multiplication.
     u32 first = 2 * a.rows;
     const char* bits = (const char*)(a.bits + stream / 32 * a.neurons) - (u64)first * sizeof(u32) + stream % 32 / 8;
     opaque(bits);
     synapses.until(~0u, [&] {
-        // All on their way before one is looked at; a source that is none of these reads what is there.
+        // All are loaded before one is used; for a source of another kind any valid address is read.
         unsigned char fired[Q];
 #pragma unroll
         for (int q = 0; q < Q; q++) fired[q] = *(const unsigned char*)(bits + (u64)max(s.x[q], first) * sizeof(u32));
@@ -116,7 +119,7 @@ __device__ inline void bring(const SpikeArgs& a, u32 neuron, u32 stream, float (
     });
 }
 
-// How far N streams of a neuron lie above the threshold after this token; `tired` gets the fatigue before it.
+// The distance of N streams of a neuron above the threshold after this token; `tired` receives the fatigue before it.
 template <class T, int N>
 __device__ inline void integrate(const SpikeArgs& a, u32 neuron, u32 stream, float (&above)[N], float (&tired)[N]) {
     float now[N] = {}, before[N] = {}, v[N], z[N], keep[N];
@@ -137,7 +140,7 @@ __device__ inline void integrate(const SpikeArgs& a, u32 neuron, u32 stream, flo
     write(a.potential + i, v);
 }
 
-// Writes what follows from who fires.
+// Writes the results that depend on the spikes.
 template <class T, int N>
 __device__ inline void settle(const SpikeArgs& a, u32 neuron, u32 stream, const float (&above)[N], float (&tired)[N],
                               const float (&z)[N]) {
@@ -162,8 +165,8 @@ __device__ inline void settle(const SpikeArgs& a, u32 neuron, u32 stream, const 
     if (a.slope) write((T*)a.slope + i, slope);
 }
 
-// Says in `fires` who does. Each judge has some neurons of a stream; those above their threshold are listed in their
-// order, so that a rank is counted among few.
+// Writes the spikes to `fires`. Each judge has some neurons of a stream; those above their threshold are listed in
+// order, so that ranks are counted among few.
 __device__ inline void judge(const SpikeArgs& a, u32 neurons, const float* above, float* listed, unsigned char* fires) {
     __shared__ u32 counts[256];
     u32 judges = min(JUDGES, 256 / a.together), judge = threadIdx.x / a.together, stream = threadIdx.x % a.together;
@@ -189,7 +192,7 @@ __device__ inline void judge(const SpikeArgs& a, u32 neurons, const float* above
         float x = above[j * a.together + stream];
         u32 rank = 0;
         if (x > 0 && all > a.winners) {
-            // Of equals the lower index wins.
+            // The lower index of equals wins.
             for (u32 i = 0; i < place; i++) rank += listed[i * a.together + stream] >= x;
             for (u32 i = place + 1; i < all; i++) rank += listed[i * a.together + stream] > x;
         }
@@ -199,7 +202,7 @@ __device__ inline void judge(const SpikeArgs& a, u32 neurons, const float* above
     __syncthreads();
 }
 
-// The outputs and thresholds of a block that has whole groups of neurons, and all streams if thresholds move.
+// The outputs and thresholds of a block that has whole groups of neurons, and all streams if thresholds change.
 template <class T>
 __device__ inline void pool_block(const SpikeArgs& a, u32 first, u32 end, const unsigned char* fires) {
     u32 group = a.neurons / a.count, outputs = (end - first) / group;
@@ -217,13 +220,14 @@ __device__ inline void pool_block(const SpikeArgs& a, u32 first, u32 end, const 
     }
 }
 
-// A block some neurons, those that compete if any do, and some streams; a thread N streams of a neuron.
+// Each block has some neurons, namely those that compete if any do, and some streams; each thread has N streams of a
+// neuron.
 template <class T, int N, bool COMPETE>
 __device__ inline void fire(const SpikeArgs& a, float* above, float* listed, unsigned char* fires) {
     u32 first = blockIdx.x * a.block, end = min(a.neurons, first + a.block), lanes = a.together / N;
     u32 own = threadIdx.x % lanes * N, stream = blockIdx.y * a.together + own, at_once = 256 / lanes;
-    // Threads read their rows piece by piece, each after the one before: from L2, not from memory. Rows have about as
-    // many taps as the first one.
+    // Threads read their rows piece by piece, each piece after the one before: prefetched into L2 to avoid the latency
+    // of memory. Rows have about as many taps as the first one.
     u64 begin = (u64)first * a.fan_in;
     u32 taken = a.taken ? a.taken[first] : 0, lines = (a.fan_in - taken) / 32 + 1;
     if (taken == 0) {
@@ -244,7 +248,7 @@ __device__ inline void fire(const SpikeArgs& a, float* above, float* listed, uns
         if (has) integrate<T, N>(a, first + j, stream, x, tired);
         u32 place = j * a.together + own;
         if constexpr (COMPETE) {
-            // Streams beyond the last are judged too.
+            // Streams beyond the last are judged as well.
             write(above + place, x);
         } else {
 #pragma unroll
@@ -270,7 +274,7 @@ __device__ inline void fire(const SpikeArgs& a, float* above, float* listed, uns
     if (a.pooled) pool_block<T>(a, first, end, fires);
 }
 
-// Every neuron decides for itself. Grid (neurons / block, B / together).
+// Every neuron fires independently. Grid (neurons / block, B / together).
 template <class T>
 __device__ void fire_freely(const SpikeArgs& a) {
     __shared__ unsigned char fires[ROOM];
@@ -280,7 +284,7 @@ __device__ void fire_freely(const SpikeArgs& a) {
 EXPORT_MANY(spike_fire_f32, SpikeArgs, 256, 4, fire_freely<float>)
 EXPORT_MANY(spike_fire_bf16, SpikeArgs, 256, 3, fire_freely<bf16>)
 
-// The neurons of a block compete. The same grid.
+// The neurons of a block compete. The same grid as fire_freely.
 template <class T>
 __device__ void fire_in_competition(const SpikeArgs& a) {
     alignas(16) __shared__ float above[ROOM];
@@ -292,7 +296,7 @@ __device__ void fire_in_competition(const SpikeArgs& a) {
 EXPORT_MANY(spike_compete_f32, SpikeArgs, 256, 4, fire_in_competition<float>)
 EXPORT_MANY(spike_compete_bf16, SpikeArgs, 256, 4, fire_in_competition<bf16>)
 
-// A thread an output of a stream, and behind those a thread a neuron for its threshold.
+// One thread for each output of a stream, followed by one thread for each neuron's threshold.
 template <class T>
 __device__ void pool(const SpikeArgs& a) {
     u64 i = (u64)blockIdx.x * 256 + threadIdx.x, outputs = (u64)a.count * a.streams;

@@ -3,18 +3,18 @@
 
 struct SpikeGradArgs {
     void* signals_grad;        // [T, rows, B]
-    void* slope;               // [T, neurons, B]: becomes g
+    void* slope;               // [T, neurons, B]: overwritten with g
     const float* keep;         // [T, B]
     float* fatigue_grad;       // [neurons, B], or null
     const float* spikes_grad;  // [neurons, B], or null
     u32 rows, neurons, streams, tokens;
     u32 earliest, last;        // tokens of this call, both included
     u32 first, count;          // outputs
-    u32 wide;                  // whether streams come 16 bytes at a time
+    u32 wide;                  // whether streams are read 16 bytes at a time
     float leak, tiring, adaptation, filter;
 };
 
-// A thread an output of a stream: its gradient filtered backwards.
+// One thread for each output of a stream: filters its gradient backwards.
 template <class G>
 __device__ void filter_outputs(const SpikeGradArgs& a) {
     u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
@@ -32,14 +32,14 @@ __device__ void filter_outputs(const SpikeGradArgs& a) {
     }
 }
 
-// A thread N streams of a neuron, from the last token to the earliest.
+// Each thread has N streams of a neuron, from the last token to the earliest.
 template <class T, class G, int N>
 __device__ inline void neuron_grads(const SpikeGradArgs& a) {
     u32 vectors = a.streams / N;
     u64 thread = (u64)blockIdx.x * 256 + threadIdx.x;
     if (thread >= (u64)a.neurons * vectors) return;
     u32 neuron = (u32)(thread / vectors), stream = (u32)(thread % vectors) * N;
-    // The output that it is pooled in, of how many.
+    // The output in which the neuron is pooled, and the number of neurons in it.
     u32 o = (u32)((((u64)neuron + 1) * a.count - 1) / a.neurons);
     u32 pooled = (u32)((u64)(o + 1) * a.neurons / a.count) - (u32)((u64)o * a.neurons / a.count);
     float share = 1.0f / sqrtf((float)pooled), adaptation = neuron % 2 == 0 ? a.adaptation : 0.0f;
@@ -73,7 +73,7 @@ __device__ inline void neuron_grads(const SpikeGradArgs& a) {
 
 template <class T, class G>
 __device__ void spike_grad(const SpikeGradArgs& a) {
-    // Both types' vectors have the streams of the smaller one's.
+    // The vector width of the smaller type serves both types.
     a.wide ? neuron_grads<T, G, WIDE<T>>(a) : neuron_grads<T, G, 1>(a);
 }
 

@@ -1,10 +1,10 @@
 // One token's step of a module of spiking neurons that has one stream: a thread block reads the synapses of its neurons
-// in the order they lie, and a thread a neuron adds up their products.
+// in memory order, and one thread for each neuron adds their products.
 #include <type_traits>
 
 #include "spike.cuh"
 
-// Who fired before in the only stream: a bit a neuron, of 32 in a word. Grid (neurons / 256).
+// Packs the previous spikes in the only stream: a bit for each neuron, 32 in a word. Grid (neurons / 256).
 template <class T>
 __device__ void pack_one(const SpikeArgs& a) {
     u32 neuron = blockIdx.x * 256 + threadIdx.x;
@@ -14,17 +14,18 @@ __device__ void pack_one(const SpikeArgs& a) {
 
 EXPORT_BOTH(spike_pack_one, SpikeArgs, 256, pack_one)
 
-// Places for the products of a block's synapses.
+// The number of slots for the products of a block's synapses.
 constexpr u32 PLACES = 8448;
-// Neurons that a block decides about, a thread each.
+// The number of neurons that a block decides about, one for each thread.
 constexpr u32 ALONE = 256;
-// Threads that read their synapses: blocks are few, and what a thread reads one after the other takes the time.
+// Threads that read the synapses: there are few blocks, so the number of sequential reads of a thread determines the
+// time.
 constexpr u32 THREADS_OF_ONE = 512;
 
-// What a synapse brings, without branches, so that many are on their way: from signals or from who fired, packed or not.
+// The input of a synapse, without branches, so that many loads overlap: from signals or from spikes, packed or not.
 template <class T>
 struct Sources {
-    // As wide as a value, so that both kinds are read by the same instruction.
+    // As wide as a value, so that the same instruction reads both kinds.
     using Word = std::conditional_t<sizeof(T) == 2, unsigned short, u32>;
     static constexpr u32 BITS = 8 * sizeof(T);
     const Word *signals, *spikes;
@@ -51,13 +52,14 @@ struct Sources {
     }
 };
 
-// Products of `Q` synapses a thread into `products`, rows `apart`; how many of a row are this token's into `of_now`.
+// Writes the products of `Q` synapses for each thread to `products`, in rows `apart`; writes to `of_now` how many of a
+// row are of this token.
 template <class T, int Q>
 __device__ inline void multiply(const SpikeArgs& a, u32 first, u32 neurons, u32 apart, float* products, u32* of_now) {
     Sources<T> of(a);
     const u32* sources = a.sources + (u64)first * a.fan_in;
     const float* weights = a.weights + (u64)first * a.fan_in;
-    // at / quads is the upper half of at times this: products have few places.
+    // at / quads is the upper half of at times this, which is exact for the few products.
     u32 quads = a.fan_in / Q, all = neurons * quads, inverse = quads > 1 ? ~0u / quads + 1 : 0;
     constexpr int AT_ONCE = 2;
     for (u32 start = threadIdx.x; start < all; start += AT_ONCE * THREADS_OF_ONE) {
@@ -66,7 +68,7 @@ __device__ inline void multiply(const SpikeArgs& a, u32 first, u32 neurons, u32 
         typename Sources<T>::Word x[AT_ONCE][Q];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            // Beyond the last it is read again.
+            // After the last one, the last one is read again.
             u32 at = min(start + i * THREADS_OF_ONE, all - 1) * Q;
             s[i] = fetch<u32, Q>(sources + at);
             w[i] = fetch<float, Q>(weights + at);
@@ -90,7 +92,7 @@ __device__ inline void multiply(const SpikeArgs& a, u32 first, u32 neurons, u32 
     }
 }
 
-// A block the neurons that compete in one stream, at most ALONE, whose products have places. Grid (neurons / block, B).
+// One block for the neurons that compete in one stream, at most ALONE, whose products fit. Grid (neurons / block, B).
 template <class T>
 __device__ void fire_one(const SpikeArgs& a) {
     __shared__ float products[PLACES];
@@ -102,7 +104,7 @@ __device__ void fire_one(const SpikeArgs& a) {
     u64 i = (u64)(first + own) * a.streams + stream;
     bool keep = a.keep[stream] > 0;
     float left = 0, limit = 0, fatigue = 0;
-    // Asked for at once with the synapses.
+    // Loaded together with the synapses.
     if (has) {
         left = leak(a, a.potential[i], load(((const T*)a.spikes)[i]));
         fatigue = keep ? a.fatigue[i] : 0.0f;
@@ -132,7 +134,7 @@ __device__ void fire_one(const SpikeArgs& a) {
     __syncthreads();
     u32 rank = 0;
     if (x > 0 && a.winners < neurons) {
-        // Of equals the lower index wins.
+        // The lower index of equals wins.
 #pragma unroll 8
         for (u32 j = 0; j < neurons; j++) rank += j < own ? above[j] >= x : above[j] > x;
     }

@@ -1,4 +1,4 @@
-// A neuron's sum over signals, and one that waits for its token in the place of what the token will write there.
+// A neuron's sum over signals; and partial sums, which are stored where their token will write its results later.
 #pragma once
 #include "../vector.cuh"
 
@@ -10,7 +10,8 @@ __device__ inline void add_signal(float (&sum)[N], float weight, const Vector<T,
     for (int i = 0; i < N; i++) sum[i] = __fadd_rn(sum[i], __fmul_rn(weight, values[i]));
 }
 
-// Leaves a sum. In f32 it takes the place of slopes; in bf16 its upper halves do, and its lower halves that of spikes.
+// Stores a sum. In f32 it is in the slots of slopes; in bf16 its upper halves are there, and its lower halves in the
+// slots of spikes.
 template <int N>
 __device__ inline void leave(float* slope, float*, const float (&sum)[N]) {
     write(slope, sum);
@@ -29,7 +30,7 @@ __device__ inline void leave(bf16* slope, bf16* spikes, const float (&sum)[N]) {
     *(Vector<bf16, N>*)spikes = lower;
 }
 
-// Takes it up again.
+// Loads it again.
 template <int N>
 __device__ inline void take_up(float (&sum)[N], const float* slope, const float*) {
     read(sum, slope);

@@ -1,37 +1,37 @@
-// What taps bring to a module's neurons, for many tokens at once. They do not wait for the token before, so it is made
-// before the modules' own steps, which go on from it: taps come first in a row.
+// The contributions of taps to a module's neurons, for many tokens at once. They do not depend on the token before, so
+// they are computed before the modules' own steps, which continue from them: taps are first in a row.
 //
-// Row k E + e of a token's taps is row e of k tokens before. So a thread block that has row after row of a few streams
-// in shared memory, of 8 tokens and of those that their taps see back to, has all taps of the 8:
+// Row k E + e of a token's taps is row e of the token k before. So a thread block that has all rows of a few streams in
+// shared memory, for 8 tokens and for the earlier tokens that their taps see, has all taps of the 8:
 //
 //   row e:  [ t0 - 3 | t0 - 2 | t0 - 1 | t0 | t0 + 1 | ... | t0 + 7 ]   16 bytes of streams each
-//   tap 2:             [ 8 lanes, a token each:  128 bytes   ]          no bank is asked twice
+//   tap 2:             [ 8 lanes, a token each:  128 bytes   ]          no bank conflicts
 //
-// A warp has four neurons, and 64 synapses of each at a time: a lane looks where eight of them read and says it to the
-// others, which each go through all of their neuron's in their order.
+// A warp has four neurons, and 64 synapses of each at a time: a lane looks up the sources of eight of them and tells
+// the other lanes, each of which goes through all synapses of its neuron in order.
 #include "../ptx.cuh"
 #include "spike_sum.cuh"
 
 constexpr u32 THREADS_OF_TAPS = 768, WARPS = THREADS_OF_TAPS / 32, TOKENS = 8, NEURONS = 4;
-// Synapses that are fetched at once, how many of these a lane has of a neuron's, and all lanes.
+// The synapses that are fetched at once, how many such groups of a neuron a lane has, and the synapses of all lanes.
 constexpr u32 QUAD = 4, OWN = 2, SYNAPSES = TOKENS * OWN * QUAD;
 
 struct SpikeTapsArgs {
     const void* signals;   // [T + 1, rows, B]
     const u32* offsets;    // [B, T]
-    const u32* sources;    // [neurons, fan_in]: rising
+    const u32* sources;    // [neurons, fan_in]: ascending
     const float* weights;  // [neurons, fan_in]
-    void* slope;           // [T, neurons, B]: sums are left here
+    void* slope;           // [T, neurons, B]: sums are stored here
     void* spikes;          // [T + 1, neurons, B]: and here, from the second slot on
-    u32* taken;            // [neurons]: synapses in a sum: those before the first four of which one is no tap
+    u32* taken;            // [neurons]: synapses in a sum: those before the first four that are not all taps
     u32 rows, streams, neurons;
     u32 fan_in;            // a multiple of 4
-    u32 length, tokens;    // T, and how many of them come in time
+    u32 length, tokens;    // T, and the number of processed tokens
     u32 width, taps, fresh;
     u32 block;             // neurons of a thread block
 };
 
-// Where four synapses of each neuron of a warp read, and their weights.
+// The addresses that four synapses of each neuron of a warp read, and their weights.
 struct Places {
     alignas(16) u32 of[NEURONS][SYNAPSES / QUAD][2 * QUAD];
 };
@@ -43,9 +43,9 @@ struct TapsRoom {
     typedef Vector<T, WIDE<T>> Streams;
     Streams* values;  // [width, TOKENS + taps - 1]
     Streams* zeros;   // [TOKENS]
-    Streams* seen;    // [taps, TOKENS]: all bits of a stream whose document reaches back so far
-    u32* hidden;      // a word a warp: whether there is a stream whose document does not
-    Places* places;   // a warp's
+    Streams* seen;    // [taps, TOKENS]: all bits set for a stream whose document reaches back so far
+    u32* hidden;      // for each warp: whether there is a stream whose document does not
+    Places* places;   // of this warp
 
     __device__ TapsRoom(unsigned char* room, const SpikeTapsArgs& a) {
         values = (Streams*)room;
@@ -56,10 +56,10 @@ struct TapsRoom {
     }
 };
 
-// Above the places' bytes: the tap, where documents begin.
+// The bits above the address: the tap, for the mask of documents.
 constexpr u32 TAP = 18;
 
-// Brings what the block's taps read.
+// Loads the data of the block's taps.
 template <class T>
 __device__ inline void bring_taps(const SpikeTapsArgs& a, const TapsRoom<T>& room, u32 t0, u32 stream) {
     constexpr u32 N = WIDE<T>;
@@ -68,7 +68,7 @@ __device__ inline void bring_taps(const SpikeTapsArgs& a, const TapsRoom<T>& roo
     for (u32 i = threadIdx.x; i < a.width * window; i += THREADS_OF_TAPS) {
         u32 e = i % a.width, place = i / a.width, later = t0 + place;
         Vector<T, N> x = {};
-        // The token is `later` + 1 - taps. Before the segment there are the taps of its first slot.
+        // The token is `later` + 1 - taps. Tokens before the segment are the taps of its first slot.
         u32 slot = later + 1 < a.taps ? 0 : later + 2 - a.taps, tap = later + 1 < a.taps ? a.taps - 2 - later : 0;
         if (slot <= a.tokens && (slot > 0 || !a.fresh))
             x = fetch<T, N>(signals + ((u64)slot * a.rows + tap * a.width + e) * a.streams);
@@ -79,7 +79,7 @@ __device__ inline void bring_taps(const SpikeTapsArgs& a, const TapsRoom<T>& roo
     for (u32 i = threadIdx.x; i < a.taps * TOKENS * N; i += THREADS_OF_TAPS) {
         u32 tap = i / (TOKENS * N), t = t0 + i / N % TOKENS;
         bool sees = true;
-        // A segment that goes on from nothing has zeros before it.
+        // A segment without a past has zeros before it.
         if (t < a.tokens) sees = tap <= a.offsets[(stream + i % N) * a.length + t];
         hides |= !sees;
         if constexpr (sizeof(T) == 2) ((unsigned short*)room.seen)[i] = sees ? 0xffff : 0;
@@ -94,7 +94,7 @@ __device__ inline void bring_taps(const SpikeTapsArgs& a, const TapsRoom<T>& roo
 struct Quads {
     Vector<u32, QUAD> sources[OWN];
     Vector<float, QUAD> weights[OWN];
-    u32 behind;  // the source behind all 64
+    u32 behind;  // the source after all 64
 
     __device__ void ask(const SpikeTapsArgs& a, u32 neuron, u32 end, u32 f) {
         u32 own = f + threadIdx.x % TOKENS * QUAD;
@@ -112,7 +112,7 @@ struct Quads {
     }
 };
 
-// The sums of the block's neurons, of which those of a lane are of 16 bytes of streams at its token.
+// The sums of the block's neurons; a lane has those of 16 bytes of streams at its token.
 template <class T, bool HIDDEN>
 __device__ inline void sum_taps(const SpikeTapsArgs& a, const TapsRoom<T>& room, u32 t0, u32 stream) {
     constexpr int N = WIDE<T>;
@@ -120,7 +120,7 @@ __device__ inline void sum_taps(const SpikeTapsArgs& a, const TapsRoom<T>& room,
     u32 own = threadIdx.x % 32 / TOKENS, token = threadIdx.x % TOKENS;
     u32 first = blockIdx.y * a.block, end = min(a.neurons, first + a.block), window = TOKENS + a.taps - 1;
     u32 front = a.taps * a.width, inverse = 0xffffffffu / a.width + 1;
-    // From one source to the next, and from a tap's last one back to the next tap's first.
+    // The distance from one source to the next, and from a tap's last source back to the next tap's first.
     u32 step = window * BYTES, back = a.width * step + BYTES, begin = (a.taps - 1) * BYTES;
     const char* values = (const char*)(room.values + token);
     const char* seen = (const char*)(room.seen + token);
@@ -132,7 +132,7 @@ __device__ inline void sum_taps(const SpikeTapsArgs& a, const TapsRoom<T>& room,
         u32 found[OWN], most = 0;
 #pragma unroll
         for (u32 i = 0; i < OWN; i++) {
-            // Sources rise: all four are taps if the last is.
+            // Sources are ascending: all four are taps if the last is.
             found[i] = __ballot_sync(FULL_WARP, quads.sources[i].x[QUAD - 1] < front);
             taken += QUAD * __popc(found[i] >> own * TOKENS & EVERY);
             u32 any = found[i] | found[i] >> 16;
@@ -152,7 +152,7 @@ __device__ inline void sum_taps(const SpikeTapsArgs& a, const TapsRoom<T>& room,
                 ((Vector<u32, 4>*)to)[0] = said[0];
                 ((Vector<u32, 4>*)to)[1] = said[1];
             } else if (i * TOKENS + token < most) {
-                // Others have more of them: zeros, times 0, change no sum, since none is ever -0.
+                // Other neurons have more of them: zeros times 0 change no sum, since no sum is ever -0.
 #pragma unroll
                 for (u32 q = 0; q < QUAD; q++) to[2 * q] = a.width * step, to[2 * q + 1] = 0;
             }

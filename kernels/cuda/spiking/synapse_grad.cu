@@ -1,7 +1,7 @@
 // The gradient of a module's synapses.
 #include "synapse_grad.cuh"
 
-// A warp a neuron and 32 tokens, a word each. Grid (neurons / 8, T / 32, groups).
+// One warp for a neuron and 32 tokens, one word for each token. Grid (neurons / 8, T / 32, groups).
 template <class T>
 __device__ void pack_spikes(const SynapseGradArgs& a) {
     u32 neuron = blockIdx.x * 8 + threadIdx.x / 32, t0 = blockIdx.y * 32, word = 0;
@@ -21,7 +21,8 @@ __device__ void pack_spikes(const SynapseGradArgs& a) {
 
 EXPORT_BOTH(synapse_grad_pack, SynapseGradArgs, 256, pack_spikes)
 
-// Synapses from signals, over a few tokens and 32 streams. A warp a row; `together` / N lanes a synapse, N streams each.
+// Synapses from signals, over a few tokens and 32 streams. One warp for each row; `together` / N lanes for each
+// synapse, with N streams each.
 template <class T, int N>
 __device__ inline void signal_grads(const SynapseGradArgs& a) {
     u32 row = min(blockIdx.x * 8 + threadIdx.x / 32, a.neurons - 1), lanes = a.together / N, lane = threadIdx.x % 32;
@@ -50,7 +51,7 @@ __device__ inline void signal_grads(const SynapseGradArgs& a) {
         if (__ballot_sync(FULL_WARP, of_signal) == 0) break;
         float sum = 0;
         if (of_signal && has) {
-            // Where a document begins, what was before it may be anything.
+            // At the beginning of a document, the signals before it may have any value.
             const T* from = signals + (s < a.rows ? slot + (u64)s * a.streams : (u64)(s - a.rows) * a.streams);
             Vector<T, N> x[TOKENS];
 #pragma unroll
@@ -79,8 +80,9 @@ __device__ void synapse_grad_signals(const SynapseGradArgs& a) {
 EXPORT_MANY(synapse_grad_signals_f32, SynapseGradArgs, 256, 3, synapse_grad_signals<float>)
 EXPORT_MANY(synapse_grad_signals_bf16, SynapseGradArgs, 256, 2, synapse_grad_signals<bf16>)
 
-// Synapses from spikes: a warp a row, a lane a synapse, which adds up the gradients where its source fired: a tenth of
-// them. Lanes read one token's at a time, 32 words of shared memory, so that no two want different words of a bank.
+// Synapses from spikes: one warp for each row, one lane for each synapse, which adds the gradients where its source
+// fired: a tenth of them. Lanes read the gradients of one token at a time, 32 words of shared memory, so that there are
+// no bank conflicts.
 template <class T, int Q>
 __device__ inline void spike_synapses(const SynapseGradArgs& a, float (&grads)[8][32][32]) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.x * 8 + warp;
@@ -88,7 +90,7 @@ __device__ inline void spike_synapses(const SynapseGradArgs& a, float (&grads)[8
     const u32* sources = a.sources + (u64)row * a.fan_in;
     float* weight_grad = a.weight_grad + (u64)row * a.fan_in;
     u32 first = 2 * a.rows, begin = a.fan_in;
-    // Where the row's spikes begin.
+    // Finds where the row's sources that are spikes begin.
     for (u32 f0 = 0; f0 < a.fan_in; f0 += 32) {
         u32 found = __ballot_sync(FULL_WARP, there && f0 + lane < a.fan_in && sources[f0 + lane] >= first);
         if (found == 0) continue;

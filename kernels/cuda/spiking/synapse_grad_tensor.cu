@@ -1,16 +1,17 @@
-// The gradient of synapses from signals in bf16 on tensor cores: 8 synapses of a row, which gather what their sources
-// said in 32 streams, times the row's gradient there.
+// The gradient of synapses from signals in bf16 on tensor cores: 8 synapses of a row, which gather their sources'
+// signals in 32 streams, times the row's gradient in these streams.
 #include "synapse_grad.cuh"
 
-// A warp a row. What a thread gathers of a synapse, 16 bytes, is a whole left fragment: its 1st and 3rd words are a row of
-// the matrix, the 2nd and 4th the row 8 below. So of the right matrix's columns 0 and 1 are the gradient in the streams of
-// either, 2 and 3 the same where the token before counts, and a synapse's sum is that of two elements.
+// One warp for each row. The 16 bytes that a thread gathers for a synapse are a whole left fragment: the 1st and 3rd
+// words are a row of the matrix, the 2nd and 4th the row 8 below. So columns 0 and 1 of the right matrix are the
+// gradients in the streams of either row, columns 2 and 3 the same where the token before counts, and a synapse's sum
+// is that of two elements.
 template <bool FULL>
 __device__ inline void gather_and_multiply(const SynapseGradArgs& a, u32 row, u32 tokens) {
 #ifdef TENSOR_CORES
     u32 lane = threadIdx.x % 32, own = lane / 4, streams = lane % 4 * 8;
     bool has = a.stream + streams < a.streams;
-    // Lanes that want nothing read what is there, times 0.
+    // Lanes without work read any valid address, times 0.
     auto place = [&](u32 i) { return a.token + (FULL ? i : min(i, tokens - 1)); };
     u32 right[TENSOR_TOKENS][2], kept[TENSOR_TOKENS];
     const bf16* grad = (const bf16*)a.grad + (u64)row * a.streams + (has ? a.stream + streams + own % 2 * 2 : 0);
@@ -33,11 +34,11 @@ __device__ inline void gather_and_multiply(const SynapseGradArgs& a, u32 row, u3
     }
     u32 step = a.streams * sizeof(bf16), next = own < a.fan_in ? a.sources[(u64)row * a.fan_in + own] : ~0u;
     u64 slot = (u64)a.rows * step;
-    // Of source 0, so that a source's place is one multiplication.
+    // Relative to source 0, so that the address of a source takes one multiplication.
     const char* before = (const char*)a.signals + a.token * slot + (has ? a.stream + streams : 0) * sizeof(bf16) - slot;
     const u32* sources = a.sources + (u64)row * a.fan_in + own;
     float* weight_grad = a.weight_grad + (u64)row * a.fan_in + own;
-    // Sources rise: behind these there are spikes.
+    // Sources are ascending: those after these are spikes.
     for (u32 f = own; __ballot_sync(FULL_WARP, next < 2 * a.rows) != 0; f += 8) {
         u32 s = next;
         bool now = s < a.rows, of_signal = s < 2 * a.rows, writes = of_signal && lane % 4 == (now ? 0 : 1);
@@ -52,7 +53,7 @@ __device__ inline void gather_and_multiply(const SynapseGradArgs& a, u32 row, u3
             x[i] = fetch<u32, 4>((const u32*)from);
             from += FULL || i + 1 < tokens ? slot : 0;
         }
-        // Two chains of products, which do not wait for each other.
+        // Two independent chains of multiplications.
         float sums[2][4] = {};
 #pragma unroll
         for (int i = 0; i < TENSOR_TOKENS; i++) multiply(sums[i % 2], x[i].x, right[i][0], right[i][1]);

@@ -1,21 +1,21 @@
-// What a module's synapses bring back to their sources.
+// The gradients that a module's synapses propagate to their sources.
 #include "../vector.cuh"
 
 struct SynapseInputGradArgs {
     const void* grad;      // [neurons, B]: g of the token
     const float* weights;  // [neurons, fan_in]
     const u32* starts;     // [2 rows + neurons + 1]
-    const u32* synapses;   // by source
+    const u32* synapses;   // ordered by source
     const float* keep;     // [B]
     void* signals_grad;    // [rows, B] of the token
-    void* before;          // the same of the token before it, or null
+    void* before;          // [rows, B] of the token before it, or null
     float* spikes_grad;    // [neurons, B]
     u32 rows, neurons, streams, fan_in;
     u32 vectors;           // of a source
     u32 wide;
 };
 
-// A thread N streams of a source.
+// Each thread has N streams of a source.
 template <class T, class G, int N>
 __device__ inline void source_grads(const SynapseInputGradArgs& a) {
     u64 i = (u64)blockIdx.x * 256 + threadIdx.x;

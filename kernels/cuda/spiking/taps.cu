@@ -2,15 +2,15 @@
 #include "streams.cuh"
 
 struct TapsArgs {
-    float* x;            // [B, T, width]: the embeddings; of the gradient: theirs
+    float* x;            // [B, T, width]: the embeddings; in the gradient: their gradients
     const u32* offsets;  // [B, T]
-    void* signals;       // [T + 1, rows, B]; of the gradient: [T, rows, B]
+    void* signals;       // [T + 1, rows, B]; in the gradient: [T, rows, B]
     float* keep;         // [T, B]
     u32 streams, tokens, width, rows, taps, fresh, tile;
-    u32 add;             // whether the gradient is added to what is there
+    u32 add;             // whether the gradient is added to the content
 };
 
-// Tokens of its own document that token t sees back.
+// The number of earlier tokens of its document that token t sees.
 __device__ inline u32 reach(const TapsArgs& a, u32 stream, u32 t) {
     u32 offset = a.offsets[stream * a.tokens + t];
     return a.fresh ? min(t, offset) : offset;
@@ -30,7 +30,7 @@ __device__ void taps(const TapsArgs& a) {
             u32 e = e0 + column, b = b0 + stream;
             float x = 0;
             if (e < a.width && b < a.streams && (k == 0 || k <= reach(a, b, t))) {
-                // Token t - k, or what is left of it before the segment.
+                // Token t - k, or its tap from before the segment.
                 if (k <= t) x = a.x[((u64)b * a.tokens + t - k) * a.width + e];
                 else x = load(before[((u64)(k - t - 1) * a.width + e) * a.streams + b]);
             }
@@ -46,7 +46,7 @@ __device__ void taps(const TapsArgs& a) {
     }
 }
 
-// The same grid.
+// The same grid as `taps`.
 template <class T>
 __device__ void taps_grad(const TapsArgs& a) {
     __shared__ float turned[TURNED];

@@ -1,12 +1,11 @@
-//! The CUDA driver's functions by their own names, found at run time.
+//! The CUDA driver's functions under their own names, resolved at run time.
 //!
-//! cust expects `cuInit` and its like from the linker. Here each of them is a call through a table, which
-//! [`load`] fills from the driver's library. So the binary needs no CUDA to be built or to start, and can say in
-//! words what is missing. Before `load`, and where a library lacks a function, calls return
-//! `CUDA_ERROR_NOT_INITIALIZED`.
+//! cust expects the linker to find `cuInit` and the other functions. Here each of them is a call through a table, which
+//! [`load`] fills from the driver's library. So the binary needs no CUDA to be built or to start, and can report what
+//! is missing. Before `load`, and for functions that the library lacks, calls return `CUDA_ERROR_NOT_INITIALIZED`.
 //!
-//! cust knows the results of CUDA 11 as an enum, and another value in it would be undefined behaviour. Later ones
-//! become `CUDA_ERROR_UNKNOWN` on their way; [`last_code`] has what the driver said.
+//! cust declares the results of CUDA 11 as an enum, and any other value in it would be undefined behaviour. Later
+//! result codes are replaced with `CUDA_ERROR_UNKNOWN`; [`last_code`] has the original code.
 
 mod names;
 
@@ -17,7 +16,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::Library;
 
-/// Names a library to be used instead of the driver's own.
+/// The environment variable that names a library to load instead of the driver's own.
 pub const VARIABLE: &str = "CAPFUL_CUDA_DRIVER";
 
 #[cfg(unix)]
@@ -25,25 +24,25 @@ const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 #[cfg(windows)]
 const LIBRARIES: [&str; 1] = ["nvcuda.dll"];
 
-/// What every entry of the table is at first.
+/// The initial value of every entry of the table.
 extern "C" fn missing() -> u32 {
     const NOT_INITIALIZED: u32 = 3;
     NOT_INITIALIZED
 }
 
-/// What is made of a result that cust's enum lacks.
+/// The replacement of a result that cust's enum lacks.
 pub const UNKNOWN: u32 = 999;
 
 thread_local! {
     static LAST: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The last result of this thread's calls that was not success, as the driver gave it.
+/// The last result of this thread's calls that was not success, as the driver returned it.
 pub fn last_code() -> u32 {
     LAST.get()
 }
 
-/// Keeps a call's result, and gives one that cust_raw 0.11.3 has.
+/// Records a call's result, and returns one that cust_raw 0.11.3 knows.
 extern "C" fn settle(code: u32) -> u32 {
     LAST.set(code);
     match code {
@@ -53,23 +52,23 @@ extern "C" fn settle(code: u32) -> u32 {
     }
 }
 
-/// Where the calls go.
+/// The targets of the calls.
 static TABLE: [AtomicPtr<c_void>; names::COUNT] =
     [const { AtomicPtr::new(missing as extern "C" fn() -> u32 as *mut c_void) }; names::COUNT];
 
-/// The library that was loaded, for good.
+/// The loaded library, which is never unloaded.
 static LOADED: OnceLock<Result<(Library, String), String>> = OnceLock::new();
 
-/// Loads the library that `CAPFUL_CUDA_DRIVER` names, else the driver's own; once a process, whatever is asked later.
-/// Gives the name of what was loaded.
+/// Loads the library that `CAPFUL_CUDA_DRIVER` names, or the driver's own; once in each process, whatever later calls
+/// request. Returns the name of the loaded library.
 ///
 /// # Errors
-/// Why it could not be loaded, in the words of the system's loader.
+/// The reason why it could not be loaded, as reported by the system's loader.
 pub fn load() -> Result<&'static str, &'static str> {
     load_or(None)
 }
 
-/// As [`load`]; where neither is there, `otherwise`.
+/// As [`load`]; falls back to `otherwise` if neither library is found.
 ///
 /// # Errors
 /// As [`load`].
@@ -83,7 +82,8 @@ pub fn load_or(otherwise: Option<&str>) -> Result<&'static str, &'static str> {
         candidates.extend(otherwise.filter(|_| named.is_none()));
         let mut why = None;
         for name in candidates {
-            // SAFETY: the driver's library, or one that the user names to stand for it; its initialisers are its own.
+            // SAFETY: the driver's library, or a replacement that the user names; loading it runs only its own
+            // initialisers.
             match unsafe { Library::new(name) } {
                 Ok(library) => {
                     fill(&library);
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_call_goes_where_the_table_says() {
-        // Every argument arrives, and a result that cust's enum lacks does not come back.
+        // Every argument arrives, and a result that cust's enum lacks is replaced.
         let launch = names::NAMES.iter().position(|n| *n == "cuLaunchKernel\0").expect("a function of the table");
         TABLE[launch].store(digits as *mut c_void, Ordering::Release);
         // SAFETY: `digits` above.
@@ -153,11 +153,11 @@ mod tests {
         TABLE[launch].store(missing as extern "C" fn() -> u32 as *mut c_void, Ordering::Release);
 
         let mut version = 0;
-        // SAFETY: a place for one integer.
+        // SAFETY: the pointer is to one integer.
         assert_eq!(unsafe { cuDriverGetVersion(&mut version) }, 3);
         assert!(!has("cuDriverGetVersion"));
         assert_eq!(last_code(), 3);
-        // An answer or a reason, and the same one again.
+        // Success or an error, and the same result the second time.
         assert_eq!(load(), load());
     }
 

@@ -17,7 +17,7 @@ macro_rules! functions {
         pub const NAMES: [&str; COUNT] = [$(concat!(stringify!($name), "\0"),)*];
 
         $(
-            /// A jump: arguments stay where the caller put them.
+            /// A jump: the arguments stay in the caller's registers and stack.
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             extern "C" fn $name() {
@@ -55,7 +55,7 @@ macro_rules! jump {
     };
 }
 
-/// Where the first argument of [`settle`] goes.
+/// The register of the first argument of [`settle`].
 #[cfg(not(windows))]
 macro_rules! first_argument {
     () => {
@@ -69,9 +69,9 @@ macro_rules! first_argument {
     };
 }
 
-/// Calls the function whose entry is in r11, with the arguments in registers and a copy of twelve words of the
-/// caller's stack: what the twelve arguments of cuTensorMapEncodeTiled, the most of any, take at most. What it returns goes
-/// through [`settle`] unless it is 0.
+/// Calls the function whose entry is in r11, with the arguments in registers and a copy of twelve words of the caller's
+/// stack: no function needs more, since cuTensorMapEncodeTiled has the most arguments, twelve. A return value other
+/// than 0 goes through [`settle`].
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 extern "C" fn call() {
@@ -101,7 +101,7 @@ extern "C" fn call() {
     )
 }
 
-/// As above, with the entry in x16.
+/// As the function above, with the entry in x16.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 extern "C" fn call() {

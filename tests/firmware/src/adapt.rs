@@ -1,5 +1,5 @@
-//! A trained model that goes on learning: weights copied from an image in flash, a loss on a text that is not learnt,
-//! steps on another, and the loss again.
+//! A trained model that continues learning: copies weights from an image in flash, measures the loss on a text that is
+//! not trained on, takes steps on another text, and measures the loss again.
 
 use core::fmt::Write as _;
 
@@ -55,7 +55,7 @@ impl From<ArenaError> for Refused {
     }
 }
 
-/// What the command names: the image, the storage, both texts, the steps.
+/// The operands of the command: the image, the storage, both texts, the number of steps.
 type Command = (&'static [u8], &'static mut [u64], [&'static str; 2], u32);
 
 fn command(text: &str) -> Option<Command> {
@@ -66,8 +66,8 @@ fn command(text: &str) -> Option<Command> {
     if [image, place, text].contains(&0) || !place.is_multiple_of(8) {
         return None;
     }
-    // Safety: whoever starts the program has put image and text there, which nobody writes, and names storage that nothing
-    // else uses.
+    // Safety: the image and the text were placed there before the program started, nothing writes them, and nothing
+    // else uses the storage.
     let (image, storage, text) = unsafe {
         (
             core::slice::from_raw_parts(core::ptr::with_exposed_provenance(image), image_bytes),
@@ -79,7 +79,7 @@ fn command(text: &str) -> Option<Command> {
     Some((image, storage, [learnt, held], u32::try_from(steps).ok()?))
 }
 
-/// Copies what the image has of a region that lasts: weights and the rotary table.
+/// Copies the content of a persistent region from the image: weights and the rotary table.
 fn copy(model: &Transformer, arena: &mut Arena<'_>, to: &Entry) -> Result<(), ArenaError> {
     if !matches!(to.slot.role, Role::Weight | Role::Constant) {
         return Ok(());
@@ -110,7 +110,7 @@ struct Adapting<'a> {
 }
 
 impl Adapting<'_> {
-    /// The batch of `step`, and the settings of the update behind it.
+    /// The batch of `step`, and the settings of its update.
     fn begin(&mut self, ids: &[u32], step: usize) -> Result<(), Refused> {
         let (batch, control) = (Transformer::training_batch(&self.training), Transformer::control(&self.laid));
         let seq_len = ADAPT.seq_len as usize;
@@ -130,7 +130,7 @@ impl Adapting<'_> {
         Ok(Results::from_slice(self.device.arena.f32(results)?)?.loss)
     }
 
-    /// The loss on the first sequences of `ids`. The gradient is made and not used.
+    /// The loss on the first sequences of `ids`. Also computes the gradient, which is not used.
     #[inline(never)]
     fn measure(&mut self, ids: &[u32]) -> Result<f32, Refused> {
         self.begin(ids, 0)?;
@@ -201,7 +201,7 @@ fn run(line: &mut Line, (image, storage, texts, steps): Command, ids: &mut [u32]
     Ok(())
 }
 
-/// The whole program, as `text` commands it, with `ids` to hold both texts.
+/// The whole program for the command `text`; `ids` is storage for both texts.
 pub fn adapt(line: &mut Line, text: &str, ids: &mut [u32]) -> ! {
     let done = command(text).ok_or(Refused::Command).and_then(|command| run(line, command, ids));
     let _ = match done {

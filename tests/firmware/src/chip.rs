@@ -1,4 +1,4 @@
-//! Devices of no more operations than a transformer decodes with: the linker leaves out the rest.
+//! Devices with only the operations that a transformer's decoding needs: the linker leaves out the rest.
 
 use capful_core::device::{Device, Op, Operation, OperationError};
 use capful_core::image::OnArena;
@@ -12,19 +12,19 @@ use capful_core::integer::Portable as Codes;
 
 /// Decodes transformers.
 pub struct Speaker<'a> {
-    /// The storage that operands lie in.
+    /// The storage of the operands.
     pub arena: Arena<'a>,
 }
 
-// A function an operation, so that the stack is as deep as the deepest and not as all together. Each says what the program
-// does not use, so that the linker leaves it out.
+// One function for each operation, so that the stack is as deep as the deepest one and not as the sum. Each function
+// excludes the features that the program does not use, so that the linker leaves them out.
 
 #[inline(never)]
 fn reference<O: Operation>(op: &O, arena: &mut Arena<'_>) -> Result<(), OperationError> {
     op.reference(arena)
 }
 
-/// A product of floats, or of integers by the chip's instructions for them where they are wanted.
+/// A matrix multiplication of floats, or of integers by the chip's instructions for them where requested.
 #[inline(never)]
 fn linear(linear: &Linear, arena: &mut Arena<'_>) -> Result<(), OperationError> {
     match linear.quantised {
@@ -33,7 +33,7 @@ fn linear(linear: &Linear, arena: &mut Arena<'_>) -> Result<(), OperationError> 
     }
 }
 
-/// A norm whose output is not copied in 8 bits.
+/// A norm without an 8-bit copy of its output.
 #[inline(never)]
 pub fn norm(norm: &Norm, arena: &mut Arena<'_>) -> Result<(), OperationError> {
     match norm.copy {
@@ -42,7 +42,7 @@ pub fn norm(norm: &Norm, arena: &mut Arena<'_>) -> Result<(), OperationError> {
     }
 }
 
-/// An activation whose output is not copied in 8 bits.
+/// An activation without an 8-bit copy of its output.
 #[inline(never)]
 fn swiglu(swiglu: &SwiGlu, arena: &mut Arena<'_>) -> Result<(), OperationError> {
     match swiglu.copy {
@@ -78,7 +78,7 @@ impl<'a> OnArena<'a> for Speaker<'a> {
     }
 }
 
-/// Decodes those with a norm of queries and keys, value tables, scalars on the residual stream or a softcap, too.
+/// Also decodes models with a norm of queries and keys, value tables, scalars on the residual stream or a softcap.
 pub struct QuickSpeaker<'a>(Speaker<'a>);
 
 impl Device for QuickSpeaker<'_> {

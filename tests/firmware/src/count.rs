@@ -1,5 +1,6 @@
-//! Instructions, by the core's own timer: under `qemu -icount shift=0` an instruction takes a nanosecond, and the timer
-//! counts the machine's clock. How many instructions a tick is, is measured at the start on a loop of known length.
+//! Counts instructions with the core's own timer: under `qemu -icount shift=0` an instruction takes a nanosecond, and
+//! the timer counts the machine's clock. The number of instructions in a tick is measured at the start, with a loop of
+//! known length.
 
 use core::ptr::{read_volatile, write_volatile};
 
@@ -14,7 +15,7 @@ pub struct Counter {
     per_thousand: u64,
 }
 
-/// Turns of the loop that is measured, of two instructions each.
+/// Iterations of the measured loop, of two instructions each.
 const TURNS: u32 = 4_000_000;
 
 fn now() -> u32 {
@@ -24,7 +25,7 @@ fn now() -> u32 {
 
 #[inline(never)]
 fn turn(turns: u32) {
-    // Safety: changes a register that it names, and flags.
+    // Safety: changes only a register that it declares, and the flags.
     unsafe {
         core::arch::asm!("2: subs {n}, {n}, #1", "bne 2b", n = inout(reg) turns => _);
     }
@@ -33,7 +34,7 @@ fn turn(turns: u32) {
 impl Counter {
     /// Starts the timer and measures its tick.
     pub fn start() -> Counter {
-        // Safety: the timer's registers, which nobody else uses: the most that it counts, on the core's clock, no
+        // Safety: the timer's registers, which nothing else uses: sets its largest range, the core's clock, no
         // interrupt.
         unsafe {
             write_volatile(RELOAD, MASK);
@@ -42,12 +43,12 @@ impl Counter {
         }
         let mut counter = Counter { per_thousand: 1000 };
         let (short, long) = (counter.count(|| turn(TURNS / 2)).1, counter.count(|| turn(TURNS)).1);
-        // The difference of the two is TURNS / 2 turns of two instructions; what stands around them cancels.
+        // The difference of the two is TURNS / 2 iterations of two instructions; the surrounding instructions cancel.
         counter.per_thousand = u64::from(TURNS) * 1000 / (long - short).max(1);
         counter
     }
 
-    /// Runs `work` and says how many instructions it took, to one tick of the timer; at most 2²⁴ ticks.
+    /// Runs `work` and returns its number of instructions, to within one tick of the timer; at most 2²⁴ ticks.
     pub fn count<T>(&self, work: impl FnOnce() -> T) -> (T, u64) {
         let before = now();
         let done = work();
@@ -55,12 +56,12 @@ impl Counter {
         (done, u64::from(ticks) * self.per_thousand / 1000)
     }
 
-    /// Instructions of a thousand ticks, as measured.
+    /// The measured number of instructions in a thousand ticks.
     pub fn tick(&self) -> u64 {
         self.per_thousand
     }
 
-    /// A loop of `turns` turns of two instructions, to measure the measure.
+    /// A loop of `turns` iterations of two instructions, to check the measurement.
     pub fn known(&self, turns: u32) -> u64 {
         self.count(|| turn(turns)).1
     }

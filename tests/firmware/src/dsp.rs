@@ -1,15 +1,15 @@
-//! Sums of codes by the instructions that a Cortex-M4 and everything above it have for two products at once. Integers are
-//! exact, so they are [`Portable`]'s.
+//! Sums of codes by the instructions that a Cortex-M4 and its successors have for two multiplications at once. Integers
+//! are exact, so the results equal those of [`Portable`].
 
 use capful_core::integer::{Portable, Sums, dot4, pair};
 
-/// Makes sums with SMLAD, which adds two products of halves of words. SXTB16 and UXTB16 make two halves of bytes.
+/// Computes sums with SMLAD, which adds two products of halves of words. SXTB16 and UXTB16 extend two bytes to halves.
 pub struct Dsp;
 
 unsafe extern "C" {
-    /// Sums of `pairs` pairs of rows of `4 · words` codes; a pair begins `stride` bytes behind the one before, at a multiple
-    /// of four. With scales they become products, without any they are added to the i32 in their place; `words` is 8 to
-    /// [`LONG`].
+    /// Sums of `pairs` pairs of rows of `4 · words` codes; a pair begins `stride` bytes after the previous one, at a
+    /// multiple of four. With scales the results are products; without, the sums are added to the i32 at their
+    /// positions. `words` is 8 to [`LONG`].
     fn rows_in_pairs(
         x: *const i8,
         rows: *const u8,
@@ -21,15 +21,15 @@ unsafe extern "C" {
         x_scale: f32,
     );
 
-    /// `sums[r] = Σ x · row r` of `2 · twos` rows of `8 · words` codes, two a byte. Row r begins at `rows + r · stride`;
-    /// `words` is 1 to [`ROOM`].
+    /// `sums[r] = Σ x · row r` for `2 · twos` rows of `8 · words` codes, two in each byte. Row r begins at `rows + r ·
+    /// stride`; `words` is 1 to [`ROOM`].
     fn sums_of_nibbles(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, twos: usize);
 
-    /// `products[r] += sums[r] · (scale r · x_scale)` of one row or more; the scales are `stride` bytes apart.
+    /// `products[r] += sums[r] · (scale r · x_scale)` for one row or more; the scales are `stride` bytes apart.
     fn weigh(sums: *const i32, scales: *const u16, stride: usize, products: *mut f32, count: usize, x_scale: f32);
 }
 
-// VCVTB reads half precision, of IEEE 754 as the control register says from reset on; VMLA rounds twice. x_scale is s0.
+// VCVTB reads IEEE 754 half precision, the control register's mode after reset; VMLA rounds twice. x_scale is s0.
 core::arch::global_asm!(
     ".fpu fpv4-sp-d16",
     ".section .text.weigh",
@@ -73,9 +73,9 @@ core::arch::global_asm!(
     "3: pop {{r4, pc}}",
 );
 
-// x is widened once, on the stack: eight bytes for four codes. Of a pair, C in r2 takes a half as it is and U in r3 its
-// lower byte, so 14 instructions make 16 products. r0 is x, r1 the pair, r12 where the results go, lr
-// what is left. Both sums begin with −128 · Σ x.
+// x is widened once, on the stack: eight bytes for four codes. For a pair, C in r2 uses each half as is and U in r3
+// uses its lower byte, so 14 instructions compute 16 products. r0 is x, r1 the pair, r12 the address of the results, lr
+// the remaining count. Both sums begin with −128 · Σ x.
 core::arch::global_asm!(
     ".macro two_columns x, halves",
     "smlad r2, \\x, \\halves, r2",
@@ -97,11 +97,11 @@ core::arch::global_asm!(
     "push {{r0-r11, lr}}",
     "sub sp, sp, #536",
     "ldr lr, [sp, #588]",
-    // What of a row goes in steps of 32 columns, and what is left in steps of 4.
+    // The part of a row in steps of 32 columns, and the rest in steps of 4.
     "lsrs r4, lr, #3",
     "and r5, lr, #7",
     "strd r4, r5, [sp, #520]",
-    // From the end of a pair to the next.
+    // The distance from the end of a pair to the next pair.
     "ldr r4, [sp, #544]",
     "sub r4, r4, lr, lsl #3",
     "str r4, [sp, #528]",
@@ -174,10 +174,10 @@ core::arch::global_asm!(
     "b 7b",
 );
 
-// A code stands in the upper half of its byte, where its sign is the byte's, and is 16 times too large; so is the sum, which
-// stays within 32 bits. First x is put in pairs four apart, as the halves of the bytes come, on the stack: sixteen bytes for
-// eight codes. Two rows share the load of them: 25 instructions for 16 products. r0 is x, r1 and r2 the rows, r5 and r6
-// their sums, lr what is left.
+// A code is placed in the upper half of a byte, where its sign is the byte's, and is 16 times too large; so is the sum,
+// which still fits in 32 bits. First x is arranged on the stack in pairs that are four apart, in the order in which the
+// halves of the bytes are extracted: sixteen bytes for eight codes. Two rows share the loads of x: 25 instructions for
+// 16 products. r0 is x, r1 and r2 the rows, r5 and r6 their sums, lr the remaining count.
 core::arch::global_asm!(
     ".macro one_row_of_nibbles row, sum",
     "ldr r11, [\\row], #4",
@@ -253,14 +253,14 @@ core::arch::global_asm!(
     "pop {{r4-r11, pc}}",
 );
 
-/// Words of codes of x that [`rows_in_pairs`] begins with.
+/// The least number of words of codes of x for [`rows_in_pairs`].
 const SHORT: usize = 8;
-/// Those that it has room for.
+/// The largest number of words of codes of x for [`rows_in_pairs`].
 const LONG: usize = 64;
-/// Words of codes that [`sums_of_nibbles`] has room for: groups are of 128 at most.
+/// The largest number of words of codes for [`sums_of_nibbles`]: groups have at most 128 inputs.
 const ROOM: usize = 16;
 
-/// Whether `count` rows of `bytes` bytes, `stride` apart, are in `rows`.
+/// Whether `count` rows of `bytes` bytes, `stride` apart, fit in `rows`.
 fn there(rows: &[u8], stride: usize, count: usize, bytes: usize) -> bool {
     count > 0
         && (count - 1).checked_mul(stride).and_then(|last| last.checked_add(bytes)).is_some_and(|n| n <= rows.len())
@@ -275,7 +275,8 @@ impl Sums for Dsp {
         let aligned = (pairs.as_ptr() as usize | scales.as_ptr() as usize | stride).is_multiple_of(4);
         if aligned && x.len() == 4 * words && (SHORT..LONG + 1).contains(&words) {
             let (x, rows, out) = (x.as_ptr(), pairs.as_ptr(), products.as_mut_ptr());
-            // Safety: `count` pairs of rows as long as x are there, as many products and scales, and room for x.
+            // Safety: there are `count` pairs of rows as long as x, as many products and scales, and enough space for
+            // x.
             return unsafe { rows_in_pairs(x, rows, stride, out, words, count, scales.as_ptr(), x_scale) };
         }
         let rows = pairs.chunks((BLOCK / 2 * stride).max(1)).zip(scales.chunks(BLOCK));
@@ -296,14 +297,14 @@ impl Sums for Dsp {
         let by_words = (1..ROOM + 1).contains(&words) && there(rows, stride, whole, x.len().div_ceil(2));
         let mut done = 0;
         if by_words {
-            // Safety: `whole` rows as long as x are there, as many sums, and room for x.
+            // Safety: there are `whole` rows as long as x, as many sums, and enough space for x.
             unsafe { sums_of_nibbles(x.as_ptr(), rows.as_ptr(), stride, sums.as_mut_ptr(), words, twos) };
             done = whole;
         }
         let (made, left) = sums.split_at_mut(done);
         let row = |r: usize| rows.get(r * stride..).unwrap_or_default();
         left.iter_mut().enumerate().for_each(|(r, sum)| *sum = dot4(x, row(done + r)));
-        // What makes no word of its row.
+        // The codes after the last whole word of each row.
         let (_, rest) = x.as_chunks::<8>();
         if rest.is_empty() {
             return;
@@ -319,15 +320,15 @@ impl Sums for Dsp {
         if last.is_none_or(|last| last >= scales.len()) {
             return Portable::weigh(sums, scales, stride, x_scale, products);
         }
-        // Safety: `count` sums and products are there, and as many scales, the last of which was looked for.
+        // Safety: there are `count` sums and products, and as many scales, whose last one was checked.
         unsafe { weigh(sums.as_ptr(), scales.as_ptr(), 2 * stride, products.as_mut_ptr(), count, x_scale) };
     }
 }
 
-/// Rows whose sums wait for the rest of long rows.
+/// The number of rows whose sums are buffered while long rows are processed in pieces.
 const BLOCK: usize = 32;
 
-/// Adds the sums of a piece of x, at most `4 · LONG`, with the pairs of rows that begin `stride` apart.
+/// Adds the sums of a piece of x, at most `4 · LONG` codes, with the pairs of rows that begin `stride` apart.
 #[inline(never)]
 fn add_piece(x: &[i8], pairs: &[u8], stride: usize, sums: &mut [i32]) {
     let (words, count) = (x.len() / 4, sums.len() / 2);
@@ -335,8 +336,8 @@ fn add_piece(x: &[i8], pairs: &[u8], stride: usize, sums: &mut [i32]) {
     let whole = if aligned && words >= SHORT && there(pairs, stride, count, 8 * words) { words } else { 0 };
     if whole > 0 {
         let out = sums.as_mut_ptr().cast();
-        // Safety: `count` pairs are there with `8 · words` bytes each, as many sums, and room for x; without scales what is at
-        // `out` is added to as i32.
+        // Safety: there are `count` pairs with `8 · words` bytes each, as many sums, and enough space for x; without
+        // scales the sums are added to the i32 at `out`.
         unsafe { rows_in_pairs(x.as_ptr(), pairs.as_ptr(), stride, out, whole, count, core::ptr::null(), 0.0) };
     }
     let rest = x.get(4 * whole..).unwrap_or_default();

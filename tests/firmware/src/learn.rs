@@ -1,4 +1,4 @@
-//! Training: first values from a seed, steps on the tokens that the command names, and what came of them.
+//! Training: initial values from a seed, steps on the tokens that the command names, and a report of the results.
 
 use core::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use capful_core::vocab::{FINGERPRINT, fingerprint};
 use crate::semihosting::command_line;
 use crate::{Counter, Line, exit, number, recipe, stack_used};
 
-/// Why nothing was learnt.
+/// The reason why nothing was trained.
 enum Refused {
     Command,
     Model(ModelError),
@@ -47,16 +47,16 @@ impl From<ArenaError> for Refused {
     }
 }
 
-/// The command's `ADDRESS BYTES STEPS`: the tokens, a byte each, and how many steps are taken.
+/// The command's `ADDRESS BYTES STEPS`: the tokens, one byte each, and the number of steps.
 fn tokens(command: &str) -> Option<(&'static [u8], u32)> {
     let mut words = command.split(' ').skip(1);
     let [address, bytes, steps] = [words.next()?, words.next()?, words.next()?].map(|word| number(word).ok());
-    // Safety: whoever starts the program has put that many bytes there, which nobody writes.
+    // Safety: that many bytes were placed there before the program started, and nothing writes them.
     let tokens = unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(address?), bytes?) };
     Some((tokens, u32::try_from(steps?).ok()?))
 }
 
-/// Writes what a region begins with, where that is not zeros.
+/// Writes the initial values of a region, where they are not zeros.
 pub(crate) fn begin(arena: &mut Arena<'_>, entry: &Entry) -> Result<(), ArenaError> {
     let slot = &entry.slot;
     if slot.init == Init::Zero || !matches!(slot.role, Role::Weight | Role::Master | Role::Constant | Role::State) {
@@ -82,7 +82,7 @@ pub(crate) fn write(arena: &mut Arena<'_>, region: Region, id: impl Fn(usize) ->
     Ok(())
 }
 
-/// Shows every region that lasts, in order.
+/// Calls `visit` with every persistent region, in order.
 pub(crate) fn lasting<F: Family>(
     family: &F,
     mut visit: impl FnMut(&Entry) -> Result<(), ArenaError>,
@@ -97,7 +97,7 @@ pub(crate) fn lasting<F: Family>(
     result
 }
 
-/// Takes the steps, and prints each one's loss and instructions, and a checksum of all that lasts.
+/// Takes the steps, prints each one's loss and instructions, and a checksum of all persistent regions.
 #[inline(never)]
 fn train<'a, F: Family, D: OnArena<'a> + From<Arena<'a>>>(
     (family, stage): (&F, &MicroBatch),
@@ -114,7 +114,7 @@ fn train<'a, F: Family, D: OnArena<'a> + From<Arena<'a>>>(
     let (needed, found) = (layout.high_water()?, 8 * storage.len() as u64);
     let Some(storage) = storage.get_mut(..needed as usize / 8) else { return Err(Refused::Storage { found, needed }) };
     let _ = writeln!(line, "arena {needed} of {found}");
-    // Each sequence of a batch reads a piece of its own, step after step; behind the last one is a target more.
+    // Each sequence of a batch reads a piece of its own, step after step; after the last one there is one more target.
     let (seq_len, piece) = (stage.seq_len as usize, steps as usize * stage.seq_len as usize);
     let wanted = piece * stage.batch as usize + 1;
     let Some(tokens) = tokens.get(..wanted) else {
@@ -176,8 +176,8 @@ pub(crate) fn advance<F: Family>(
     family.update(device, lasting, None)
 }
 
-/// A whole program: trains `family` on a device `D` in `storage`, as the command says, and ends with 0; with 3 where
-/// something is refused, by a line that says what.
+/// A whole program: trains `family` on a device `D` in `storage` as the command requests, and exits with 0, or with 3
+/// and a line that says what is refused.
 pub fn learn<'a, F: Family, D: OnArena<'a> + From<Arena<'a>>>(
     family: &F,
     stage: &MicroBatch,

@@ -1,16 +1,16 @@
-//! Devices of the operations that a family trains with: the linker leaves out the rest.
+//! Devices with only the operations that a family's training needs: the linker leaves out the rest.
 
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::image::OnArena;
 use capful_core::memory::Arena;
 
-/// A device of the operations that are named. Each runs in a function of its own, so that the stack is as deep as the
-/// deepest and not as all together.
+/// A device with the listed operations. Each runs in a function of its own, so that the stack is as deep as the deepest
+/// one and not as the sum.
 macro_rules! device {
     ($(#[$text:meta])* $name:ident: $($op:ident,)*) => {
         $(#[$text])*
         pub struct $name<'a> {
-            /// The storage that operands lie in.
+            /// The storage of the operands.
             pub arena: Arena<'a>,
         }
 

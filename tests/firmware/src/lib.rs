@@ -1,7 +1,7 @@
-//! What the programs share: a start, a line to whoever debugs the chip, a count of instructions, the stack's depth, and
-//! devices of the operations that a program has: a transformer's that speaks, and those of models that learn.
+//! The parts that the programs share: start-up, a line to the debugger, a count of instructions, the stack's depth, and
+//! devices with the operations of a program: of a transformer's decoding, and of models that learn.
 //!
-//! Unsafe code is what a chip needs: the start, registers, storage that lives as long as the program.
+//! Unsafe code is limited to what a chip needs: start-up, registers, storage that lives as long as the program.
 #![no_std]
 #![deny(missing_docs)]
 
@@ -34,19 +34,19 @@ pub use spiking::SpikingSpeaker;
 pub use stack::used as stack_used;
 pub use tell::{Refused, number, open, tell};
 
-/// Storage that lives as long as the program, taken once.
+/// Storage that lives as long as the program, and can be taken once.
 pub struct Once<T>(core::cell::UnsafeCell<T>, core::sync::atomic::AtomicBool);
 
-// One core and no interrupts: what is taken is taken once, and nobody else has it.
+// One core and no interrupts: the storage is taken once, and nothing else has access to it.
 unsafe impl<T> Sync for Once<T> {}
 
 impl<T> Once<T> {
-    /// Storage that begins as `value`.
+    /// Storage with the initial content `value`.
     pub const fn new(value: T) -> Once<T> {
         Once(core::cell::UnsafeCell::new(value), core::sync::atomic::AtomicBool::new(false))
     }
 
-    /// The storage, the first time.
+    /// The storage on the first call, then `None`.
     #[allow(clippy::mut_from_ref, reason = "given away once")]
     pub fn take(&'static self) -> Option<&'static mut T> {
         let taken = self.1.swap(true, core::sync::atomic::Ordering::Relaxed);

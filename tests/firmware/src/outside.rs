@@ -1,4 +1,4 @@
-//! A program that continues a prompt, whose image and storage lie where its command says.
+//! A program that continues a prompt, with image and storage at addresses in its command.
 
 use capful_core::image::{Described, OnArena};
 use capful_core::memory::Arena;
@@ -22,16 +22,16 @@ fn speak<M: Described, D: OnArena<'static> + From<Arena<'static>>>(
         return Err(Refused::Command);
     }
     let Some(ids) = IDS.take() else { return Err(Refused::Command) };
-    // Safety: whoever starts the program names memory that nothing else uses.
+    // Safety: the command's author guarantees that nothing else uses this memory.
     let storage = unsafe { core::slice::from_raw_parts_mut(core::ptr::with_exposed_provenance_mut(place), room / 8) };
     let counter = Counter::start();
-    // Safety: whoever starts the program has put the image there.
+    // Safety: the image was placed there before the program started.
     let image = unsafe { open::<M>(line, &counter, address, bytes)? };
     tell::<M, D>(line, &image, (storage, ids), &counter, (prompt, tokens))
 }
 
-/// A whole program: continues the prompt of its command from an image of what `M` describes, on a device `D`, and ends with
-/// 0; with 3 where something is refused, by a line that says what. A command that is none is answered with `usage`.
+/// A whole program: continues the prompt of its command from an image with a description `M`, on a device `D`, and
+/// exits with 0, or with 3 and a line that says what is refused. For an invalid command it prints `usage`.
 pub fn outside<M: Described, D: OnArena<'static> + From<Arena<'static>>>(usage: &str) -> ! {
     let mut line = Line::open();
     let Some(buffer) = COMMAND.take() else { exit(1) };

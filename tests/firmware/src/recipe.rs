@@ -1,4 +1,4 @@
-//! What the learning programs train, and how. The test trains the same on the host.
+//! The models and settings of the learning programs. The test trains the same models on the host.
 
 use capful_core::model::neurogen::{Connectome, Rule};
 use capful_core::model::{MicroBatch, NeuroGen, Products, Recompute, Transformer};
@@ -7,7 +7,7 @@ use capful_core::optimizer::Optimizer;
 
 /// Ids of the models: bytes of ASCII.
 pub const IDS: u32 = 128;
-/// Decides the first values.
+/// The seed of the initial values.
 pub const SEED: u64 = 7;
 /// The learning rate of every step.
 pub const RATE: f64 = 1e-2;
@@ -42,7 +42,7 @@ pub const PYTHIA: Transformer = Transformer {
     ..Transformer::GPT_NEOX
 };
 
-/// A NeuroGen with every part that learns by e-prop.
+/// A NeuroGen with every part that e-prop can train.
 pub const NEUROGEN: NeuroGen = NeuroGen {
     vocab_size: IDS,
     embedding: 8,
@@ -80,13 +80,12 @@ pub const NEUROGEN: NeuroGen = NeuroGen {
     streams: STAGE.batch,
 };
 
-/// A step of the program that adapts: two sequences of 32 tokens.
+/// The step of the program that adapts: two sequences of 32 tokens.
 pub const ADAPT: MicroBatch = MicroBatch { seq_len: 32, chunk: 32, ..STAGE };
-/// Its learning rate: smaller, since the weights are trained.
+/// The learning rate of that program: smaller, since the weights are already trained.
 pub const ADAPT_RATE: f64 = 3e-3;
 
-/// Where the sequences of a step begin among `count` ids: one after the other, round and round. Sequence `row` of step
-/// `step`.
+/// The first token of sequence `row` of step `step` among `count` ids: the sequences are consecutive and wrap around.
 pub const fn start(step: usize, row: usize, count: usize) -> usize {
     let (batch, seq_len) = (ADAPT.batch as usize, ADAPT.seq_len as usize);
     (step * batch + row) * seq_len % (count - seq_len)

@@ -1,10 +1,10 @@
-//! A line to the debugger, or to the emulator: Arm's semihosting, by which a program prints and ends.
+//! A line to the debugger, or to the emulator: Arm's semihosting, through which a program prints and exits.
 
 use core::fmt;
 
 fn call(operation: u32, argument: *const u32) -> u32 {
     let result;
-    // Safety: the trap that asks the debugger; each caller below passes what the operation reads.
+    // Safety: the trap that calls the debugger; each caller below passes the argument block that the operation reads.
     unsafe {
         core::arch::asm!("bkpt 0xab", inout("r0") operation => result, in("r1") argument, options(nostack));
     }
@@ -17,7 +17,7 @@ const COMMAND_LINE: u32 = 0x15;
 const EXIT: u32 = 0x20;
 const APPLICATION_EXIT: u32 = 0x2_0026;
 
-/// Standard output of whoever debugs.
+/// The debugger's standard output.
 pub struct Line(u32);
 
 impl Line {
@@ -43,7 +43,7 @@ impl fmt::Write for Line {
     }
 }
 
-/// What the program was started with, in `buffer`; nothing where it is too long or no text.
+/// The command line of the program, stored in `buffer`; empty if it is too long or not text.
 pub fn command_line(buffer: &mut [u8]) -> &str {
     let mut block = [buffer.as_mut_ptr().expose_provenance() as u32, buffer.len() as u32];
     let failed = call(COMMAND_LINE, block.as_mut_ptr()) != 0;
@@ -51,7 +51,7 @@ pub fn command_line(buffer: &mut [u8]) -> &str {
     core::str::from_utf8(text).unwrap_or_default().trim_end_matches('\0')
 }
 
-/// Ends with an exit status.
+/// Exits with a status.
 pub fn exit(status: u32) -> ! {
     let block = [APPLICATION_EXIT, status];
     call(EXIT, block.as_ptr());

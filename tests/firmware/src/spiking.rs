@@ -1,4 +1,4 @@
-//! A device of no more operations than a NeuroGen decodes with: the linker leaves out the rest.
+//! A device with only the operations that a NeuroGen's decoding needs: the linker leaves out the rest.
 
 use capful_core::device::{Device, Op, Operation, OperationError};
 use capful_core::image::OnArena;
@@ -9,7 +9,7 @@ use crate::chip::norm;
 
 /// Decodes NeuroGens.
 pub struct SpikingSpeaker<'a> {
-    /// The storage that operands lie in.
+    /// The storage of the operands.
     pub arena: Arena<'a>,
 }
 
@@ -22,7 +22,7 @@ fn linear(linear: &Linear, arena: &mut Arena<'_>) -> Result<(), OperationError> 
     }
 }
 
-/// As is the table.
+/// The table is of floats as well.
 #[inline(never)]
 fn embed(embed: &Embed, arena: &mut Arena<'_>) -> Result<(), OperationError> {
     match embed.scales {

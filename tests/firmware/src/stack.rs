@@ -1,6 +1,6 @@
-//! How deep the stack was: what the start painted and nobody wrote over was never reached.
+//! The depth of the stack: words that start-up painted and that were never overwritten were never reached.
 
-/// What the stack is painted with.
+/// The value that the stack is painted with.
 pub(crate) const PAINT: u32 = 0xa5a5_5a5a;
 
 unsafe extern "C" {
@@ -8,7 +8,7 @@ unsafe extern "C" {
     static mut stack_start: u32;
 }
 
-/// Bytes of the stack that were in use at once, and all that there are.
+/// The largest number of bytes of the stack in use at once, and the size of the stack.
 pub fn used() -> (usize, usize) {
     let (end, start) = (&raw const stack_end, &raw const stack_start);
     let mut at = end;

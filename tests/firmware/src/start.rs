@@ -1,4 +1,4 @@
-//! From reset to `main`: the floating-point unit, the stack's paint, variables.
+//! From reset to `main`: enables the floating-point unit, paints the stack, initialises variables.
 
 use core::fmt::Write as _;
 
@@ -15,8 +15,8 @@ unsafe extern "C" {
     fn main() -> !;
 }
 
-// The first instructions use no float and no stack: the unit is off (CPACR, coprocessors 10 and 11), and the stack is
-// painted from its end to its beginning, where it is still empty.
+// The first instructions use no floats and no stack: the unit is off (CPACR, coprocessors 10 and 11), and the stack is
+// painted from its end to its beginning while it is still empty.
 core::arch::global_asm!(
     ".section .text.reset",
     ".global reset",
@@ -45,7 +45,7 @@ unsafe extern "C" {
     fn reset() -> !;
 }
 
-/// Copies what variables begin with, clears the others, and runs the program.
+/// Copies the variables' initial values, clears the others, and runs the program.
 unsafe extern "C" fn begin() -> ! {
     // Safety: the linker's marks, multiples of 4, before any variable is used.
     unsafe {
@@ -78,7 +78,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     exit(101)
 }
 
-/// A place of the vector table.
+/// An entry of the vector table.
 #[repr(C)]
 union Vector {
     stack: *mut u32,
@@ -86,10 +86,10 @@ union Vector {
     handler: extern "C" fn() -> !,
 }
 
-// Safety: read by the core alone.
+// Safety: only the core reads it.
 unsafe impl Sync for Vector {}
 
-/// Where the stack begins, where the program begins, and what becomes of the fourteen exceptions.
+/// The initial stack pointer, the entry point, and the handlers of the fourteen exceptions.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".vectors")]
 static VECTORS: [Vector; 16] = {

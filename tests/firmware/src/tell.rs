@@ -1,4 +1,4 @@
-//! A prompt continued, and what is said of it: the text, a checksum of all logits' bits, instructions a token and the depth
+//! Continues a prompt and reports on it: the text, a checksum of all logits' bits, instructions per token and the depth
 //! of the stack.
 
 use core::fmt::Write as _;
@@ -13,13 +13,13 @@ use crate::{Counter, Line, exit, stack_used};
 
 /// The longest piece of a prompt, in bytes.
 const PIECE: usize = 24;
-/// Positions whose instructions are counted.
+/// The number of positions whose instructions are counted.
 const COUNTED: usize = 64;
 
-/// Why nothing was said.
+/// The reason why nothing was decoded.
 #[derive(Clone, Copy)]
 pub enum Refused {
-    /// The command is not what the program takes.
+    /// The command is invalid.
     Command,
     /// The image.
     Image(ImageError),
@@ -48,7 +48,7 @@ impl From<DecodeError> for Refused {
 }
 
 impl Refused {
-    /// Says why, or that the program wants `usage`, and ends with 3.
+    /// Prints the reason, or the program's `usage`, and exits with 3.
     pub fn end(self, line: &mut Line, usage: &str) -> ! {
         let _ = match self {
             Refused::Command => writeln!(line, "{usage}"),
@@ -60,7 +60,7 @@ impl Refused {
     }
 }
 
-/// A number of a command, decimal or from `0x` on hexadecimal.
+/// A number of a command, decimal, or hexadecimal after `0x`.
 ///
 /// # Errors
 /// [`Refused::Command`] for anything else.
@@ -72,10 +72,10 @@ pub fn number(text: &str) -> Result<usize, Refused> {
     number.map_err(|_| Refused::Command)
 }
 
-/// The image at `address`, and how many instructions it took to open it.
+/// Opens the image at `address`, and prints the number of instructions that this took.
 ///
 /// # Safety
-/// So many bytes are there, which nobody writes.
+/// That many bytes are at the address, and nothing writes them.
 ///
 /// # Errors
 /// As [`ImageOf::open`].
@@ -85,7 +85,7 @@ pub unsafe fn open<M: Described>(
     address: usize,
     bytes: usize,
 ) -> Result<ImageOf<'static, M>, Refused> {
-    // Safety: the caller's.
+    // Safety: the caller guarantees it.
     let flash = unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(address), bytes) };
     let (image, instructions) = counter.count(|| ImageOf::open(flash));
     let _ = writeln!(line, "opening {instructions}");
@@ -99,12 +99,12 @@ struct Tally {
     fed: usize,
 }
 
-/// Continues `prompt` by up to `tokens` tokens on a device `D`. The regions of the model lie in `storage`, its ids in `ids`, of which there
-/// is one a position.
+/// Continues `prompt` by up to `tokens` tokens on a device `D`. The regions of the model are in `storage`, its ids in
+/// `ids`, one for each position.
 ///
 /// # Errors
-/// What the image, the prompt or the storage is refused for.
-// In a function of its own, so that the stack is as deep as opening or speaking and not as both.
+/// The reason why the image, the prompt or the storage is refused.
+// In a separate function, so that the stack is as deep as opening or decoding and not as both.
 #[inline(never)]
 pub fn tell<'a, M: Described, D: OnArena<'a> + From<Arena<'a>>>(
     line: &mut Line,
@@ -117,7 +117,7 @@ pub fn tell<'a, M: Described, D: OnArena<'a> + From<Arena<'a>>>(
     let mut decoder = Decoder::new(image, image.description().context());
     let arena = decoder.arena(storage, image)?;
     let mut device = D::from(arena);
-    // A document begins with its mark.
+    // A document begins with its begin mark.
     let [begin, end] = vocabulary.marks().ok_or(TextError::None)?;
     let (first, rest) = ids.split_at_mut_checked(1).ok_or(Refused::Command)?;
     first.fill(begin);

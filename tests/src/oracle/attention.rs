@@ -1,28 +1,28 @@
-//! Masked softmax attention, dense in its loops whatever the pattern: the mask is a question asked of every pair.
+//! Masked softmax attention, with dense loops whatever the pattern: the mask is a function of every pair.
 
-/// Which earlier positions a position sees. All patterns are causal; the sparse ones work on blocks of `block`
-/// positions, and within a block that is seen the causal rule holds element by element.
+/// The earlier positions that a position sees. All patterns are causal; the sparse ones work on blocks of `block`
+/// positions, and within a visible block the causal rule applies element by element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pattern {
     /// Every earlier position and itself.
     Dense,
     /// Key blocks at most `window` blocks back.
     Local {
-        /// Positions a block.
+        /// Positions of a block.
         block: usize,
-        /// Blocks back.
+        /// The number of blocks back.
         window: usize,
     },
-    /// Key blocks whose number is a multiple of `stride`, and the query's own.
+    /// Key blocks whose index is a multiple of `stride`, and the query's own block.
     Global {
-        /// Positions a block.
+        /// Positions of a block.
         block: usize,
-        /// From one block that all see to the next.
+        /// The distance between blocks that all positions see.
         stride: usize,
     },
     /// Local with window 1 together with global with stride 4.
     Mixed {
-        /// Positions a block.
+        /// Positions of a block.
         block: usize,
     },
 }
@@ -48,13 +48,13 @@ impl Pattern {
 pub struct Shape {
     /// Sequences.
     pub batch: usize,
-    /// Positions a sequence.
+    /// Positions of a sequence.
     pub length: usize,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
-    /// Numbers a head.
+    /// Elements of a head.
     pub head_dim: usize,
 }
 
@@ -102,10 +102,10 @@ fn probabilities(shape: Shape, q: &[f64], k: &[f64], at: (usize, usize, usize), 
     (scores.iter().map(|s| libm::exp(s - log_sum)).collect(), log_sum)
 }
 
-/// Asked (sequence, query position, key position): whether the one sees the other.
+/// A function of (sequence, query position, key position): whether the query sees the key.
 pub type Sees<'a> = &'a dyn Fn(usize, usize, usize) -> bool;
 
-/// softmax(q kᵀ / √head_dim over the keys that are seen) v. Returns the output [batch, length, heads, head_dim] and the
+/// softmax(q kᵀ / √head_dim over the visible keys) v. Returns the output [batch, length, heads, head_dim] and the
 /// log-sum-exp of the scores [batch, heads, length].
 pub fn attention(shape: Shape, q: &[f64], k: &[f64], v: &[f64], sees: Sees<'_>) -> (Vec<f64>, Vec<f64>) {
     shape.check(q, k, v);
@@ -177,7 +177,7 @@ mod tests {
         Pattern::Mixed { block: 1 },
     ];
 
-    /// Blocks in which some query sees some key, counted from the element mask.
+    /// The number of blocks in which some query sees some key, counted from the element mask.
     fn active_blocks(pattern: Pattern, length: usize, block: usize) -> usize {
         let n = length.div_ceil(block);
         let mut seen = vec![false; n * n];
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_small_attention_is_as_worked_out_by_hand() {
-        // One head of one number; scores of the second row are ln 3 and 0, so its weights are 3/4 and 1/4.
+        // One head of one element; the scores of the second row are ln 3 and 0, so its weights are 3/4 and 1/4.
         let shape = Shape { batch: 1, length: 2, heads: 1, kv_heads: 1, head_dim: 1 };
         let (out, log_sums) =
             attention(shape, &[5.0, 1.0], &[libm::log(3.0), 0.0], &[8.0, -4.0], &|_, i, j| Pattern::Dense.sees(i, j));

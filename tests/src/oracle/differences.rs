@@ -1,4 +1,4 @@
-//! Derivatives by central differences, and the measure that two arrays are compared by.
+//! Derivatives by central differences, and the error measure for comparing two arrays.
 
 /// The gradient of `f` at `x`, entry by entry: the fourth-order central difference of step `h`,
 /// (8 (f(x+h) − f(x−h)) − (f(x+2h) − f(x−2h))) / 12h, whose own error is of order h⁴. In f64 a step of 1e-3 suits
@@ -44,7 +44,7 @@ pub fn assert_close(name: &str, got: &[f64], expected: &[f64], tolerance: f64) {
 }
 
 /// Entry `i` of array number `n`: sin(0.37 i² + n), between −1 and 1. A formula rather than a generator, so that any
-/// language makes the same bits; the square keeps matrices of it at full rank, which sin(0.37 i) would not.
+/// language computes the same bits; the square gives matrices full rank, which sin(0.37 i) would not.
 pub fn wave(n: usize, i: usize) -> f64 {
     let i = i as f64;
     libm::sin(0.37 * (i * i) + n as f64)

@@ -1,5 +1,5 @@
-//! Twenty training steps of a very small GPT-NeoX as PyTorch took them: `tests/fixtures/pythia_torch_20_steps.json`,
-//! made by `tests/peers/fixture.py`, whose head states the formulas that are repeated here.
+//! Twenty training steps of a very small GPT-NeoX as computed by PyTorch: `tests/fixtures/pythia_torch_20_steps.json`,
+//! made by `tests/peers/fixture.py`, whose header has the formulas that are repeated here.
 
 use super::attention::Pattern;
 use super::tensor::Tensors;
@@ -8,22 +8,22 @@ use super::{Batch, IGNORE};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// One training: a model, what it is trained on, and what PyTorch made of it.
+/// One training: a model, its data, and PyTorch's results.
 #[derive(Debug, Clone)]
 pub struct Case {
     /// The model.
     pub config: Config,
-    /// Tokens a sequence.
+    /// Tokens of a sequence.
     pub length: usize,
     /// The batches in their order, one update each.
     pub steps: Vec<Step>,
     /// Loss before each update, in nats, computed in f64.
     pub losses: Vec<f64>,
-    /// The same in f32.
+    /// Loss before each update, computed in f32.
     pub losses_f32: Vec<f64>,
     /// Global norm of each step's gradient before clipping, in f64.
     pub gradient_norms: Vec<f64>,
-    /// Of the first step's gradient of each tensor, before clipping: its norm, and its dot product with wave number 1.
+    /// For each tensor's gradient in the first step, before clipping: its norm, and its dot product with wave number 1.
     pub first_gradients: BTreeMap<String, [f64; 2]>,
 }
 
@@ -134,7 +134,7 @@ mod tests {
             let losses = train(&case.config, &mut training, Recipe::pythia(), &case.batches());
             assert_eq!(losses.len(), 20);
             assert_close(&format!("losses, {:?}", case.config.attention), &losses, &case.losses, 1e-11);
-            // What a step in f32 may differ by on this fixture.
+            // The tolerance for a step in f32 on this fixture.
             assert_close("losses in f32", &losses, &case.losses_f32, 1e-6);
         }
     }

@@ -1,6 +1,6 @@
-//! Twenty training steps of very small Llamas, and of a Qwen2 and a Qwen3, as transformers took them:
+//! Twenty training steps of very small Llamas, and of a Qwen2 and a Qwen3, as computed by transformers:
 //! `tests/fixtures/llama_transformers_20_steps.json` and `parts_transformers_20_steps.json`, made by
-//! `tests/peers/llama_fixture.py` and `parts_fixture.py`, whose heads say how.
+//! `tests/peers/llama_fixture.py` and `parts_fixture.py`, whose headers describe how.
 
 use super::Batch;
 use super::fixture::{Step, numbers, pairs, size, step};
@@ -9,18 +9,18 @@ use super::transformer::{Biases, Config, Scaling};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// One training: a model, what it is trained on, and what transformers made of it in f32.
+/// One training: a model, its data, and transformers' results in f32.
 #[derive(Debug, Clone)]
 pub struct Case {
     /// The model.
     pub config: Config,
-    /// Tokens a sequence.
+    /// Tokens of a sequence.
     pub length: usize,
     /// The batches in their order, one update each.
     pub steps: Vec<Step>,
     /// Loss before each update, in nats.
     pub losses: Vec<f64>,
-    /// Of the first step's gradient of each tensor, before clipping: its norm, and its dot product with wave number 1.
+    /// For each tensor's gradient in the first step, before clipping: its norm, and its dot product with wave number 1.
     pub first_gradients: BTreeMap<String, [f64; 2]>,
     /// Logits of the first sequence of the first batch, before the first update and after the last.
     pub logits: [Vec<f64>; 2],
@@ -38,14 +38,14 @@ impl Case {
         self.steps.iter().map(|s| (Batch { inputs: &s.inputs, targets: &s.targets, length }, s.lr)).collect()
     }
 
-    /// The ids that the logits are of.
+    /// The ids for the logits.
     pub fn prompt(&self) -> &[u32] {
         &self.steps[0].inputs[..self.length]
     }
 }
 
 /// All cases of both fixtures: a Llama factorised, tied and untied; a Qwen3, a Qwen2, a Llama 3.1, and a Llama with all
-/// biases and wavelengths stretched alike.
+/// biases and linearly stretched wavelengths.
 pub fn cases() -> Vec<Case> {
     let files = [
         include_str!("../../fixtures/llama_transformers_20_steps.json"),
@@ -59,7 +59,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().expect("a list")
 }
 
-/// How transformers says that wavelengths are stretched.
+/// The stretching of wavelengths in transformers' configuration.
 fn scaling(rope: &Value) -> Scaling {
     let number = |key: &str| rope[key].as_f64().unwrap_or_else(|| panic!("{key} of {rope}"));
     match rope["rope_type"].as_str() {
@@ -76,7 +76,7 @@ fn scaling(rope: &Value) -> Scaling {
 }
 
 fn read(file: &Value, case: &Value) -> Case {
-    // One for all cases, or one each.
+    // One configuration for all cases, or one each.
     let model = file.get("config").unwrap_or(&case["config"]);
     let get = |key: &str| size(&model[key]);
     let base = Config::llama(

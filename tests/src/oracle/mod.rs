@@ -1,8 +1,8 @@
-//! Independent witnesses in f64: what every operation and every model is compared with.
+//! Independent references in f64 for every operation and every model.
 //!
-//! Written from the formulas, in plain loops, sharing no line with the code that they judge. Each gradient is written
-//! by hand and proved against finite differences here, so that a disagreement elsewhere is the other side's.
-//! Arrays are row-major slices with their shapes beside them; a wrong length panics.
+//! Written from the formulas, in plain loops, without sharing a line with the code under test. Each gradient is written
+//! by hand and checked against finite differences here, so that a disagreement elsewhere is an error of the other side.
+//! Arrays are row-major slices with separate shapes; a wrong length panics.
 
 pub mod attention;
 pub mod differences;
@@ -13,7 +13,7 @@ pub mod tensor;
 pub mod train;
 pub mod transformer;
 
-/// The target that no loss is taken of.
+/// The target of a position without a loss.
 pub const IGNORE: u32 = u32::MAX;
 
 /// Sequences of equal length, one after the other.
@@ -23,7 +23,7 @@ pub struct Batch<'a> {
     pub inputs: &'a [u32],
     /// The id to predict at each place, or [`IGNORE`].
     pub targets: &'a [u32],
-    /// Tokens a sequence.
+    /// Tokens of a sequence.
     pub length: usize,
 }
 
@@ -38,14 +38,14 @@ impl Batch<'_> {
     }
 }
 
-/// A model in f64: its sizes, and what it makes of weights and a batch.
+/// A model in f64: its sizes, and its results for weights and a batch.
 pub trait Oracle {
     /// Tokens in the vocabulary.
     fn vocab(&self) -> usize;
 
-    /// Which positions a position attends to.
+    /// The attention pattern.
     fn attention(&self) -> attention::Pattern;
 
-    /// The mean loss and its gradient by every weight, under the weight's name.
+    /// The mean loss and its gradient with respect to every weight, under the weight's name.
     fn loss_and_gradients(&self, weights: &tensor::Tensors, batch: Batch<'_>) -> (f64, tensor::Tensors);
 }

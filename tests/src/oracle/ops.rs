@@ -164,8 +164,8 @@ pub fn gelu_gradient(x: &[f64], dy: &[f64]) -> Vec<f64> {
     x.iter().zip(dy).map(|(&x, dy)| dy * slope(x)).collect()
 }
 
-/// Rotary position embedding of x [rows, heads, head_dim], row r at `positions[r]`: of each head the pairs
-/// (j, j + n), n the number of `frequencies`, turn by position · frequency j; what is behind 2 n stays.
+/// Rotary position embedding of x [rows, heads, head_dim], row r at `positions[r]`: in each head the pairs (j, j + n),
+/// where n is the number of `frequencies`, rotate by position · frequency j; elements after 2 n stay unchanged.
 pub fn rotary(x: &[f64], positions: &[usize], heads: usize, head_dim: usize, frequencies: &[f64]) -> Vec<f64> {
     turn(x, positions, heads, head_dim, frequencies, 1.0)
 }
@@ -176,7 +176,7 @@ pub fn frequencies(dims: usize, base: f64) -> Vec<f64> {
     (0..dims / 2).map(|j| libm::pow(base, -2.0 * j as f64 / dims as f64)).collect()
 }
 
-/// The gradient of [`rotary`]: the same turn backwards.
+/// The gradient of [`rotary`]: the inverse rotation.
 pub fn rotary_gradient(
     dy: &[f64],
     positions: &[usize],
@@ -218,7 +218,7 @@ pub fn embedding(table: &[f64], ids: &[u32], d: usize) -> Vec<f64> {
     ids.iter().flat_map(|&id| table[id as usize * d..][..d].iter().copied()).collect()
 }
 
-/// The gradient of [`embedding`]'s table: row v gathers dy of every place where v stood.
+/// The gradient of [`embedding`]'s table: row v is the sum of dy at every position of id v.
 pub fn embedding_gradient(ids: &[u32], dy: &[f64], vocab: usize, d: usize) -> Vec<f64> {
     assert_eq!(dy.len(), ids.len() * d);
     let mut table = vec![0.0; vocab * d];
@@ -252,7 +252,7 @@ pub fn cross_entropy_gradient(logits: &[f64], targets: &[u32], vocab: usize) -> 
     gradient
 }
 
-/// ln Σ exp(x), by way of the largest entry.
+/// ln Σ exp(x), computed relative to the largest entry.
 pub fn log_sum_exp(x: &[f64]) -> f64 {
     let largest = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     largest + libm::log(x.iter().map(|x| libm::exp(x - largest)).sum())
@@ -274,7 +274,7 @@ pub struct AdamW {
 }
 
 /// One update, number `step` counted from 1 (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019):
-/// returns the new (weight, first moment, second moment). The decay falls on the weight before the update.
+/// returns the new (weight, first moment, second moment). The decay applies to the weight before the update.
 pub fn adamw(
     weight: &[f64],
     gradient: &[f64],

@@ -1,4 +1,4 @@
-//! Every gradient of `ops` against central differences, and the forward passes against numbers worked out by hand.
+//! Every gradient of `ops` compared with central differences, and the forward passes with numbers computed by hand.
 
 use super::super::differences::{assert_close, gradient, waves};
 use super::*;
@@ -15,7 +15,7 @@ fn linear_by_hand_and_by_differences() {
     let y = linear(&[1.0, 2.0, 3.0], &[1.0, 0.0, -1.0, 2.0, 2.0, 2.0], Some(&[10.0, 20.0]), 1, 3, 2);
     assert_eq!(y, [8.0, 32.0]);
 
-    // More than one group of rows, more than one group of lanes, both with a rest.
+    // More than one group of rows, more than one group of lanes, both with a remainder.
     let (rows, inputs, outputs) = (18, 11, 3);
     let (x, w, b) = (waves(1, rows * inputs), waves(2, outputs * inputs), waves(3, outputs));
     let dy = waves(4, rows * outputs);
@@ -83,7 +83,7 @@ fn gelu_by_table_and_by_differences() {
 
 #[test]
 fn rotary_turns_halves_of_the_first_dimensions_and_leaves_the_rest() {
-    // Position 2, two pairs of six dimensions: (0, 2) turns by 2, (1, 3) by 2 · 100^(−1/2) = 0.2.
+    // Position 2, two pairs of six dimensions: (0, 2) rotates by 2, (1, 3) by 2 · 100^(−1/2) = 0.2.
     let y = rotary(&[1.0, 0.0, 0.0, 1.0, 7.0, 8.0], &[2], 1, 6, &frequencies(4, 100.0));
     let expected = [libm::cos(2.0), -libm::sin(0.2), libm::sin(2.0), libm::cos(0.2), 7.0, 8.0];
     assert_close("rotary", &y, &expected, 1e-15);
@@ -104,12 +104,12 @@ fn embedding_looks_up_and_gathers_repeated_ids() {
 
 #[test]
 fn cross_entropy_by_hand_and_by_differences_with_ignored_targets() {
-    // Odds 1 : 3 and target the likelier: ln(4/3). The other row does not count.
+    // Odds 1 : 3 with the likelier one as target: ln(4/3). The other row does not count.
     let loss = cross_entropy(&[0.0, libm::log(3.0), 5.0, 6.0], &[1, IGNORE], 2);
     assert_close("loss", &[loss], &[libm::log(4.0 / 3.0)], 1e-15);
     assert_eq!(cross_entropy(&[1.0, 2.0], &[IGNORE], 2), 0.0);
     assert_eq!(cross_entropy_gradient(&[1.0, 2.0], &[IGNORE], 2), [0.0, 0.0]);
-    // Large logits neither overflow nor vanish.
+    // Large logits neither overflow nor underflow.
     assert_eq!(cross_entropy(&[1e4, 0.0], &[1], 2), 1e4);
 
     let (logits, targets) = (waves(1, 4 * 5), [3, IGNORE, 0, 3]);

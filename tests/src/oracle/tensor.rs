@@ -23,7 +23,7 @@ impl Tensor {
         Self::new(shape, vec![0.0; shape.iter().product()])
     }
 
-    /// Whether this is a matrix: what weight decay falls on. Biases and norms are vectors.
+    /// Whether this is a matrix, to which weight decay applies. Biases and norms are vectors.
     pub fn is_matrix(&self) -> bool {
         self.shape.len() == 2
     }

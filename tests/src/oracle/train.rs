@@ -4,7 +4,7 @@ use super::ops::{AdamW, adamw};
 use super::tensor::{Tensors, norm, zeros_like};
 use super::{Batch, Oracle};
 
-/// What all steps of a training share.
+/// The constants of a training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Recipe {
     /// Decay of the first moment.
@@ -46,7 +46,7 @@ impl Training {
     }
 
     /// One update with `gradients` at learning rate `lr`; returns the global norm before clipping. All gradients are
-    /// scaled by min(1, clip / (norm + 1e-6)); the 1e-6 is PyTorch's, and keeps a zero norm from dividing.
+    /// scaled by min(1, clip / (norm + 1e-6)); the 1e-6 is PyTorch's, and avoids a division by zero.
     pub fn update(&mut self, gradients: &Tensors, recipe: Recipe, lr: f64) -> f64 {
         self.step += 1;
         let norm = norm(gradients);
@@ -63,7 +63,7 @@ impl Training {
     }
 }
 
-/// Trains on each batch in turn, at its learning rate, and returns each loss as it was before its update.
+/// Trains on each batch in turn, with its learning rate, and returns the loss of each batch before its update.
 pub fn train(config: &impl Oracle, training: &mut Training, recipe: Recipe, batches: &[(Batch<'_>, f64)]) -> Vec<f64> {
     batches
         .iter()

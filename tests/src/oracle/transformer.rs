@@ -1,8 +1,8 @@
-//! Transformers: GPT-NeoX (Black et al. 2022), of which Pythia is one, Llama (Touvron et al. 2023) with grouped queries
-//! and an embedding that may be E · Pᵀ, and every mixture of what the two have.
+//! Transformers: GPT-NeoX (Black et al. 2022), such as Pythia, Llama (Touvron et al. 2023) with grouped queries and an
+//! embedding that may be E · Pᵀ, and every mix of their parts.
 //!
 //! Embedding; layers of attention and feed-forward; final norm h; the logits are h · embeddingᵀ where the head is tied,
-//! h · headᵀ where not. Weights carry the names and layouts of transformers; E and P stand in the embedding's place.
+//! otherwise h · headᵀ. Weights have the names and layouts of transformers; E and P replace the embedding.
 
 mod block;
 mod mixtures;
@@ -25,7 +25,7 @@ use super::{Batch, Oracle};
 use block::{Block, Saved, sum};
 use named::Named;
 
-/// What norms do.
+/// The kind of the norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Norm {
     /// LayerNorm, with a gain and a bias.
@@ -34,7 +34,7 @@ pub enum Norm {
     Rms,
 }
 
-/// How attention and feed-forward join the residual stream x.
+/// How attention and feed-forward are added to the residual stream x.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residual {
     /// x + attention(norm1 x) + feed(norm2 x).
@@ -43,7 +43,7 @@ pub enum Residual {
     Sequential,
 }
 
-/// What the feed-forward makes of its input n.
+/// The feed-forward's function of its input n.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feed {
     /// down(gelu(up n)), GELU in its exact form.
@@ -55,46 +55,46 @@ pub enum Feed {
 /// Which linear layers of a block have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Biases {
-    /// Those of queries, keys and values.
+    /// The biases of queries, keys and values.
     pub qkv: bool,
-    /// The attention's last.
+    /// The bias of attention's output projection.
     pub output: bool,
-    /// The feed-forward's.
+    /// The biases of the feed-forward.
     pub feed: bool,
 }
 
 impl Biases {
-    /// None of them.
+    /// No biases.
     pub const NONE: Biases = Biases { qkv: false, output: false, feed: false };
-    /// All.
+    /// All biases.
     pub const ALL: Biases = Biases { qkv: true, output: true, feed: true };
 }
 
 /// How rotary wavelengths are stretched.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scaling {
-    /// Not at all.
+    /// Not stretched.
     None,
     /// By a factor.
     Linear(f64),
-    /// As Llama 3.1's: by `factor` where a wavelength is over `original / low` positions, not where it is under
-    /// `original / high`, and in between by something between.
+    /// As in Llama 3.1: by `factor` where a wavelength exceeds `original / low` positions, not at all below `original /
+    /// high`, and by an interpolated factor in between.
     Llama3 {
         /// The factor.
         factor: f64,
-        /// Wavelengths of the original context.
+        /// The lower number of rotations in the original context.
         low: f64,
-        /// More of them.
+        /// The higher number of rotations in the original context.
         high: f64,
         /// Positions of the original context.
         original: f64,
     },
 }
 
-/// Tokens of a row's first document that came before the row.
+/// The number of tokens of a row's first document that are before the row.
 pub const BEFORE: usize = 3;
 
-/// What a model is, and the pattern of its attention.
+/// A model's sizes and parts, and its attention pattern.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
     /// Layers.
@@ -111,48 +111,51 @@ pub struct Config {
     pub d_ff: usize,
     /// Tokens in the vocabulary.
     pub vocab: usize,
-    /// Columns of E, where the embedding is factorised; the head is tied there.
+    /// Columns of E, where the embedding is factorised; the head is then tied.
     pub rank: Option<usize>,
     /// Whether the head is the embedding.
     pub tied: bool,
-    /// What norms do.
+    /// The kind of the norms.
     pub norm: Norm,
-    /// How attention and feed-forward join the residual stream.
+    /// How attention and feed-forward are added to the residual stream.
     pub residual: Residual,
-    /// What the feed-forward is.
+    /// The kind of the feed-forward.
     pub feed: Feed,
     /// Which linear layers of a block have biases. The head and P have none.
     pub bias: Biases,
-    /// Whether norms have gains and biases that learn; their gradients are left out where not.
+    /// Whether norms have gains and biases that learn; otherwise their gradients are left out.
     pub norm_gains: bool,
-    /// Whether queries and keys go through an RMSNorm, head by head, before they rotate.
+    /// Whether queries and keys are normalised, head by head, before their rotation.
     pub qk_norm: bool,
-    /// Tables of which layer l adds row `id` of number l mod so many to its values, times a gain; 0 for none.
+    /// The number of value tables: layer l adds row `id` of table l mod this number to its values, times a gain; 0 for
+    /// none.
     pub value_tables: usize,
     /// Whether a layer's output x becomes eˢ · x + t · the embedding.
     pub stream_scalars: bool,
-    /// C of C tanh(z / C), which the logits become.
+    /// C of C tanh(z / C), the cap of the logits.
     pub softcap: Option<f64>,
-    /// The probability that a number is dropped in training: what a step leaves out is decided by the core.
+    /// The probability of dropping an element in training; the core decides which elements.
     pub dropout: Option<f32>,
-    /// Tokens of a document, where attention stays inside documents in training; of the first in a row [`BEFORE`] came before.
+    /// Tokens of a document, where attention stays inside documents in training; [`BEFORE`] tokens of a row's first one
+    /// are before the row.
     pub documents: Option<usize>,
     /// Dimensions of each head that rotate, an even number.
     pub rotary: usize,
     /// Base of the rotary frequencies.
     pub rotary_base: f64,
-    /// How their wavelengths are stretched.
+    /// How the rotary wavelengths are stretched.
     pub scaling: Scaling,
     /// Added to the variance or mean square in every norm.
     pub eps: f64,
-    /// Of every linear layer of a block: the rank r of its adapters and α, where they learn and nothing else does. Then a layer
-    /// is y = W x + α / r · B (A x).
+    /// For every linear layer of a block: the rank r of its adapters and α, where only these learn. Then a layer is y =
+    /// W x + α / r · B (A x).
     pub adapters: Option<(usize, f64)>,
-    /// Whether the model has the weights beside them in 8 bits, a scale a row. The oracle is given their numbers.
+    /// Whether the model has the frozen weights in 8 bits, with a scale for each row. The oracle receives the
+    /// dequantised numbers.
     pub eight_bits: bool,
-    /// What the weights are called.
+    /// The naming of the weights.
     pub names: Names,
-    /// Which positions a position attends to.
+    /// The attention pattern.
     pub attention: Pattern,
 }
 
@@ -218,12 +221,12 @@ impl Config {
         self.attention.sees(i, j) && self.documents.filter(|_| trains).is_none_or(same)
     }
 
-    /// How many tokens of its document come before position `i` of a row.
+    /// The number of tokens of its document before position `i` of a row.
     pub fn offset(&self, i: usize) -> usize {
         self.documents.map_or(0, |n| (i + BEFORE) % n)
     }
 
-    /// Radians a position of each rotating pair.
+    /// Radians per position of each rotating pair.
     fn frequencies(&self) -> Vec<f64> {
         let mut all = frequencies(self.rotary, self.rotary_base);
         match self.scaling {
@@ -244,7 +247,7 @@ impl Config {
         all
     }
 
-    /// Whether a tensor learns, as far as adapters decide it.
+    /// Whether a tensor learns, as far as adapters matter.
     pub fn learns(&self, name: &str) -> bool {
         self.adapters.is_none() || name.contains("lora")
     }
@@ -272,7 +275,7 @@ fn table(model: Named<'_>) -> Vec<f64> {
     }
 }
 
-/// The gradients of what the table is made of. The table is E · Pᵀ: dE = d_table · P, dP = d_tableᵀ · E.
+/// The gradients of the table's factors. The table is E · Pᵀ: dE = d_table · P, dP = d_tableᵀ · E.
 fn table_back(model: Named<'_>, d_table: Vec<f64>, gradients: &mut Tensors) {
     let Config { vocab, d, rank, .. } = *model.config;
     let Some(rank) = rank else {
@@ -287,7 +290,7 @@ fn table_back(model: Named<'_>, d_table: Vec<f64>, gradients: &mut Tensors) {
     gradients.extend(names.into_iter().zip(tensors));
 }
 
-/// What follows a layer: eˢ · output + t · first, where it is mixed.
+/// The value after a layer: eˢ · output + t · first, where the embedding is blended in.
 fn mixed(model: Named<'_>, layer: usize, output: &[f64], first: &[f64]) -> Vec<f64> {
     if !model.config.stream_scalars {
         return output.to_vec();
@@ -315,8 +318,8 @@ fn mixed_back(
     dy.iter().map(|d| keep * d).collect()
 }
 
-/// What training leaves of rows `x`, or of their gradient: the core's own masks of the run of seed 0's first micro-batch. Place
-/// 0 is the embedding, those of layer l's norms are 2 l + 1 and 2 l + 2.
+/// Applies the core's own dropout masks, of the first micro-batch of a run with seed 0, to rows `x` or their gradient.
+/// Mask 0 is the embedding's, masks 2 l + 1 and 2 l + 2 are those of layer l's norms.
 fn masked(config: &Config, trains: bool, place: usize, x: Vec<f64>) -> Vec<f64> {
     let Some(p) = config.dropout.filter(|_| trains) else { return x };
     let nothing = Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [0; 4] };
@@ -330,8 +333,8 @@ fn masked(config: &Config, trains: bool, place: usize, x: Vec<f64>) -> Vec<f64> 
     rows.flatten().collect()
 }
 
-/// Everything up to the logits: the table of embeddings, the embedding itself, what the layers kept and gave, the final norm's input and output, and
-/// the logits.
+/// Everything up to the logits: the embedding table, the embedding itself, the layers' saved values and outputs, the
+/// final norm's input and output, and the logits.
 struct Forward {
     table: Vec<f64>,
     first: Vec<f64>,
@@ -378,7 +381,7 @@ pub fn loss(config: &Config, weights: &Tensors, batch: Batch<'_>) -> f64 {
     cross_entropy(&Forward::new(Named::new(config, weights), batch, true).logits, batch.targets, config.vocab)
 }
 
-/// The loss and its gradient by every weight, under the weight's name.
+/// The loss and its gradient with respect to every weight, under the weight's name.
 pub fn loss_and_gradients(config: &Config, weights: &Tensors, batch: Batch<'_>) -> (f64, Tensors) {
     let (d, vocab, rows) = (config.d, config.vocab, batch.inputs.len());
     let model = Named::new(config, weights);

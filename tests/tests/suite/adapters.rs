@@ -1,4 +1,4 @@
-//! Adapters beside a model's weights: trained, resumed, run, merged.
+//! Adapters of a model's weights: trained, resumed, run, merged.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn only_adapters_learn_and_are_saved_and_a_resumed_run_is_the_uninterrupted_one(
         let line = training(&fixture("texts.jsonl"));
         let plain = losses(&host(dir, &format!("{line} --init-from model --out plain")).ok());
         let whole = losses(&host(dir, &format!("{line} {LORA} --init-from model --out whole")).ok());
-        // It begins as the model, since every B is 0, and learns otherwise.
+        // It begins with the model's loss, since every B is 0, and then learns differently.
         assert_eq!(whole[0], plain[0], "{model}");
         assert!(whole[49] < 0.97 * whole[0] && whole[49] != plain[49], "{model}: {whole:?}");
         let checkpoint = dir.join("whole/checkpoint-00000050");
@@ -64,7 +64,7 @@ fn base_and_adapters_together_are_the_merged_model() {
         };
         let tuned = logits("tuned");
         let off = |run: &str| tuned.iter().zip(logits(run)).fold(0.0f64, |most, (a, b)| most.max((a - b).abs()));
-        // And another than the base alone.
+        // And different from the base alone.
         let (merged, base) = (off("again"), off("base"));
         assert!(merged < 1e-4 && base > 0.05, "{model}: {merged:e} from the merged model, {base:e} from the base");
         assert!(last["val_loss"].is_f64());
@@ -123,7 +123,7 @@ fn a_base_that_is_gone_or_another_is_named() {
     }
     fs::write(&weights, &whole).unwrap();
     host(dir, commands[0]).ok();
-    // What has no weights of its own begins no run, and is no image.
+    // A run with adapters cannot begin another run, and cannot become an image.
     host(dir, "train --json --init-from tuned --steps 1 --out third").refused(2, &["it has adapters", "host export"]);
     host(dir, "export --run tuned --to firmware image").refused(2, &["this run has adapters"]);
     host(dir, &format!("train {TINY} --lora-rank 8 --steps 1 --out fourth")).refused(2, &["--init-from"]);
@@ -133,8 +133,8 @@ fn a_base_that_is_gone_or_another_is_named() {
     host(dir, "train --resume --out tuned --lora-rank 4").refused(2, &["--lora-rank cannot change"]);
 }
 
-/// Of a base in fewer bits a run begins as the model does but for its rounding, goes on as the uninterrupted one, and is scored
-/// and heard with the same numbers.
+/// With a base in fewer bits, a run begins as the model does except for rounding, resumes exactly, and is scored and
+/// used for generation with the same numbers.
 #[test]
 fn the_weights_beside_adapters_may_be_kept_in_fewer_bits() {
     let dir = directory();
@@ -145,7 +145,7 @@ fn the_weights_beside_adapters_may_be_kept_in_fewer_bits() {
     for (base, most) in [("bf16", 0.003), ("int8", 0.01)] {
         let whole = losses(&host(dir, &format!("{line} --base-type {base} --out {base}")).ok());
         let off = (whole[0] / plain[0] - 1.0).abs();
-        // Files of f16 have digits that bf16 has not.
+        // Files of f16 have digits that bf16 lacks.
         assert!(off > 0.0 && off < most, "{base}: {off}");
         assert!(whole[49] < 0.97 * whole[0], "{base}: {whole:?}");
         let reference =
@@ -161,7 +161,7 @@ fn the_weights_beside_adapters_may_be_kept_in_fewer_bits() {
         };
         let (own, integers) = (score(""), score("--weights int8"));
         assert!((score("--device reference") / own - 1.0).abs() < 1e-4);
-        // Activations are rounded too.
+        // Activations are rounded, too.
         assert!(integers != own && (integers / own - 1.0).abs() < 0.05, "{base}: {own} {integers}");
         let said = |more: &str| {
             let line = format!("generate --json --run {base} --prompt one --max-tokens 12 --temperature 0 {more}");
@@ -171,7 +171,7 @@ fn the_weights_beside_adapters_may_be_kept_in_fewer_bits() {
         host(dir, &format!("train --resume --out {base} --base-type f32 --steps 60"))
             .refused(2, &["--base-type cannot change"]);
     }
-    // A byte a weight instead of four, and two a row.
+    // A byte for each weight instead of four, and two for each row.
     let bytes = |base: &str| -> [u64; 2] {
         let plan = host(dir, &format!("plan --json --init-from model --lora-rank 2 {base}")).planned().json();
         let of = |role: &str| {
@@ -184,7 +184,7 @@ fn the_weights_beside_adapters_may_be_kept_in_fewer_bits() {
     assert!(none == 0 && scales > 0 && int8 < f32 / 2, "{f32} {int8} {scales}");
 }
 
-/// What is averaged are the adapters.
+/// The adapters are averaged.
 #[test]
 fn averages_of_adapters_are_scored_generated_with_and_exported() {
     let dir = directory();

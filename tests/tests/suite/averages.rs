@@ -1,4 +1,4 @@
-//! Averages of the weights: their numbers, where they are used, and runs that go on.
+//! Averages of the weights: their numbers, their uses, and resumed runs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,7 +30,7 @@ fn averages(run: &Path, step: u64) -> BTreeMap<String, Vec<f32>> {
     numbers(&at(run, step).join("averaged.safetensors"))
 }
 
-/// Asserts that the averages after `step` are the sum of the weights of `counted` steps, each times what it counts for.
+/// Asserts that the averages after `step` are the weighted sum of the weights after the `counted` steps.
 #[track_caller]
 fn assert_averages(run: &Path, step: u64, counted: &[(u64, f64)]) {
     let found = averages(run, step);
@@ -108,7 +108,7 @@ fn averages_are_those_of_the_weights_of_each_step_and_change_nothing_else() {
             let counted: Vec<_> = (1..=step).map(|of| (of, count(of) / sum)).collect();
             assert_averages(&run, step, &counted);
         }
-        // Each evaluation has both losses where there are averages, and the end says both.
+        // Each evaluation has both losses where there are averages, and the final line has both.
         for (run, last, from) in [("mean", mean, 8), ("ema", ema, 1)] {
             let all = evaluations(&dir.join(run));
             assert_eq!(all.iter().map(|[step, ..]| step.as_u64().unwrap()).collect::<Vec<_>>(), [4, 8, 12]);
@@ -170,7 +170,7 @@ fn what_takes_the_averages_does_as_if_they_were_the_weights() {
         assert!(averaged == export("--run put"), "{format}");
         assert!(averaged != export("--run run"), "{format}");
     }
-    // A file that was changed is noticed where it is used.
+    // A changed file is detected when it is used.
     let path = at(&dir.join("run"), 6).join("averaged.safetensors");
     let mut file = fs::read(&path).unwrap();
     *file.last_mut().unwrap() ^= 1;
@@ -191,7 +191,7 @@ fn a_run_that_goes_on_has_the_averages_of_one_that_was_not_interrupted() {
     let dir = dir.path();
     for flags in ["--average 6", "--ema 0.8"] {
         host(dir, &format!("{} --steps 10 --eval-every 4 {flags} --out whole", line())).ok();
-        // In the midst of the last six steps, and before them.
+        // Within the last six steps, and before them.
         for until in [7, 3] {
             copied(dir, "whole", "on", until);
             host(dir, "train --resume --out on").ok();
@@ -211,19 +211,19 @@ fn averages_begin_end_and_change_where_a_run_goes_on() {
     let on = |flags: &str| host(dir, &format!("train --resume --out run {flags}")).ok();
     host(dir, &format!("{} --steps 4 --out run", line())).ok();
     assert!(!at(&run, 4).join("averaged.safetensors").exists());
-    // They begin with the first step's weights.
+    // The averages begin with the first step's weights.
     on("--steps 6 --ema 0.75");
     assert_averages(&run, 5, &[(5, 1.0)]);
     assert_averages(&run, 6, &[(5, 0.75 / 1.75), (6, 1.0 / 1.75)]);
-    // Another decay goes on from what is there: of the third step it is 0.5 / (1 − 0.5³).
+    // With another decay the existing average continues: the third step has a weight of 0.5 / (1 − 0.5³).
     on("--steps 7 --ema 0.5");
     let share = 0.5 / (1.0 - 0.125);
     let rest = (1.0 - share) / 1.75;
     assert_averages(&run, 7, &[(5, 0.75 * rest), (6, rest), (7, share)]);
-    // Another kind begins anew, also where all that is averaged lies within the last steps.
+    // With another kind the average starts anew, even if all averaged steps are within the last ones.
     on("--steps 9 --ema 0 --average 9");
     assert_averages(&run, 9, &[(8, 0.5), (9, 0.5)]);
-    // More steps: what was averaged stays where it is of the last steps, and is given up where some of it is not.
+    // With more steps the average continues if all its steps are among the last ones, and starts anew otherwise.
     on("--steps 10");
     assert_averages(&run, 10, &[(8, 1.0 / 3.0), (9, 1.0 / 3.0), (10, 1.0 / 3.0)]);
     on("--steps 12 --average 2");
@@ -268,7 +268,7 @@ fn wrong_requests_are_refused_and_the_plan_has_every_byte() {
     assert_eq!(all, of(&with, "weight", "bytes") + of(&with, "weight", "padding"));
     let bytes = |plan: &Value| plan["arena_bytes"].as_u64().unwrap();
     assert_eq!(bytes(&with), bytes(&without) + all);
-    // The weights are read, their averages read and written.
+    // The weights are read, their averages are read and written.
     let traffic = |plan: &Value| plan["bytes_per_step"].as_u64().unwrap();
     let control = 64 + 8;
     let operations = with["operations_per_step"].as_u64().unwrap() - without["operations_per_step"].as_u64().unwrap();

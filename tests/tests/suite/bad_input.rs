@@ -1,4 +1,4 @@
-//! Every bad input: one line on standard error, the exit status of the manual, nothing lost.
+//! Every invalid input: one line on standard error, the exit status in the manual, nothing lost.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// `train` with the tiny model and `flags`.
 fn train(dir: &Path, flags: &str) -> Outcome {
-    // Few steps, so that a run that should have been refused does not keep the tests waiting.
+    // Few steps, so that a run that should have been refused does not delay the tests.
     let steps = if flags.contains("--steps") || flags.contains("--epochs") { "" } else { "--steps 2" };
     host(dir, &format!("train --json {TINY} {steps} {flags}"))
 }
@@ -27,7 +27,7 @@ fn a_tokenizer_json_that_fails_or_expands_is_refused_before_any_work() {
     let dir = dir.path();
     fs::write(dir.join("text.txt"), text(200)).unwrap();
     let replace = |content: &str, pattern: &str| serde_json::json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
-    // A map of characters whose index sends the letter w far outside: only a text shows it.
+    // A character map with an out-of-range index for the letter w: the error only occurs with a text.
     let mut index = vec![0u8; 1024];
     index[4 * usize::from(b'w')..][..4].copy_from_slice(&(0x7fff_fd00 | u32::from(b'w')).to_le_bytes());
     let map = [&1024u32.to_le_bytes()[..], &index, b"x\0"].concat();
@@ -50,7 +50,7 @@ fn a_tokenizer_json_that_fails_or_expands_is_refused_before_any_work() {
     assert!(!dir.join("out").exists());
 }
 
-/// As a tokenizer.json has bytes.
+/// Base64, as in a tokenizer.json.
 fn base64(bytes: &[u8]) -> String {
     let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let four = |three: &[u8]| {
@@ -106,7 +106,7 @@ fn data_that_cannot_be_read_is_named_and_no_directory_is_made() {
     ] {
         train(dir, &format!("--data {name} --out out")).refused(2, &[name, says]);
         assert!(!dir.join("out").exists(), "{name}");
-        // A separate validation source is read by the same rules.
+        // The same rules apply to a separate validation source.
         train(dir, &format!("--validation {name} --out out")).refused(2, &[name, says]);
         assert!(!dir.join("out").exists(), "{name}");
     }
@@ -120,7 +120,7 @@ fn a_corpus_shorter_than_a_batch_says_how_short() {
     let line = format!("train --json --set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 {line}");
     host(dir.path(), &line).refused(2, &["short.txt", "1025", "tokens"]);
     assert!(!dir.path().join("out").exists());
-    // A NeuroGen reads whole blocks: nothing is left of a run that never had one, nor of what lies above it.
+    // A NeuroGen reads whole blocks: nothing must remain of a run that never had one, nor of its parent directories.
     let some = tempfile::tempdir().unwrap();
     fs::write(some.path().join("some.txt"), text(60)).unwrap();
     for flags in ["--steps 2", "--epochs 1", "--steps 2 --order consecutive", "--steps 2 --out above/out --resume"] {
@@ -131,13 +131,13 @@ fn a_corpus_shorter_than_a_batch_says_how_short() {
             assert_eq!(left, ["some.txt"], "{line}");
         }
     }
-    // Passes over it are no whole step either.
+    // Passes over the data are no whole step either.
     let line = line.replace("--steps 2", "--epochs 2");
     host(dir.path(), &line).refused(2, &["tokens"]);
-    // One document cannot be for training and for validation.
+    // One document cannot serve both training and validation.
     fs::write(dir.path().join("one.txt"), "one line").unwrap();
     train(dir.path(), "--data one.txt --out out").refused(2, &["one.txt", "training"]);
-    // The built-in corpus has no end, so no passes.
+    // The built-in corpus is endless, so it has no passes.
     train(dir.path(), "--epochs 2 --out out").refused(2, &["tales", "--steps"]);
     assert!(!dir.path().join("out").exists());
 }
@@ -165,7 +165,7 @@ fn what_is_kept_in_8_bits_is_refused_where_there_is_none_and_where_it_is_compute
     assert!(!dir.path().join("out").exists());
 }
 
-/// The flags that a refusal says would fit.
+/// The flags that a refusal suggests.
 fn advised(message: &str) -> &str {
     let flags = message.rsplit_once("; ").expect("advice").1;
     flags.split_once(" fits (").unwrap_or_else(|| panic!("{message}")).0
@@ -182,7 +182,7 @@ fn a_run_beyond_its_budget_says_by_how_much_and_the_advised_flags_fit() {
         let arena = needs["arena_bytes"].as_u64().unwrap();
         let outside = needs["outside_arena_bytes"].as_u64().unwrap();
         let needs = arena + outside;
-        // Shares of the arena: how large the program itself is depends on how it was built.
+        // Shares of the arena: the size of the program itself depends on its build.
         for share in [9, 5, 3] {
             let budget = outside + arena * share / 10;
             let line = format!("train --json --config run.toml --out out --budget {budget}");
@@ -190,16 +190,16 @@ fn a_run_beyond_its_budget_says_by_how_much_and_the_advised_flags_fit() {
             let message = refused.refused(2, &["more than", "--budget", "MiB"]);
             let excess: f64 = message.split(" more than").next().unwrap().rsplit(' ').nth(1).unwrap().parse().unwrap();
             let expected = (needs - budget) as f64 / f64::from(1 << 20);
-            // The program's own bytes differ by a little from run to run.
+            // The program's own bytes differ slightly from run to run.
             assert!((excess - expected).abs() < 2.0, "{excess} MiB, {expected} MiB expected: {message}");
             assert!(!dir.join("out").exists());
             let flags = advised(message);
             assert_eq!(plan(&format!("--budget {budget}"))["fits"], false);
-            // A plan is printed all the same, and its status is train's.
+            // A plan is printed nevertheless, with the exit status of train.
             let too_large = host(dir, &format!("plan --config run.toml --budget {budget}"));
             assert!(too_large.out.contains("does not fit"), "{}", too_large.out);
             too_large.refused(2, &["more than", "--budget"]);
-            // Room for what the program's own bytes differ by.
+            // A margin for the differences of the program's own bytes.
             let fits = plan(&format!("{flags} --budget {}", budget + (1 << 20)));
             assert_eq!(fits["fits"], true, "{flags}");
             let written = plan("");
@@ -267,7 +267,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
         host(dir.path(), "plan --config run.toml").refused(2, &["run.toml", says]);
     }
     host(dir.path(), "retrain").refused(2, &["retrain"]);
-    // A build without CUDA plans for GPUs and runs on none; one with it is tested with its GPUs.
+    // A build without CUDA plans for GPUs but runs on none; one with CUDA is tested with its GPUs.
     #[cfg(not(feature = "cuda"))]
     {
         host(dir.path(), "train --out out --device cuda").refused(2, &["no CUDA device", "--device cpu"]);
@@ -292,12 +292,12 @@ fn directories_that_hold_nothing_or_something_else_are_refused() {
     train(dir, "--out bare").refused(2, &["bare", "not empty"]);
     fs::write(dir.join("file"), "mine").unwrap();
     train(dir, "--out file").refused(2, &["file"]);
-    // What may not change when a run goes on.
+    // Settings that must not change when a run is resumed.
     host(dir, "train --json --resume --out run --lr 1").refused(2, &["--lr", "--steps"]);
     host(dir, "train --json --resume --out run --set layers=2").refused(2, &["--set"]);
     host(dir, "train --json --resume --out run --batch-size 5").refused(2, &["--batch-size"]);
     assert_eq!(fs::read(dir.join(SAVED).join("model.safetensors")).unwrap(), before);
-    // A checkpoint that was never finished is none.
+    // An incomplete checkpoint does not count.
     fs::remove_file(dir.join(SAVED).join("DONE")).unwrap();
     host(dir, "eval --run run").refused(2, &["run", "no complete checkpoint"]);
 }
@@ -352,7 +352,7 @@ fn checkpoints_of_something_else_or_damaged_are_refused_by_name() {
     host(dir, resume).refused(2, &["model.safetensors"]);
     fs::write(&model, &good).unwrap();
 
-    // Each file of the checkpoint in its turn: damaged it is refused, whole again the run goes on.
+    // Each file of the checkpoint in turn: the damaged file is refused, and the restored run resumes.
     for (name, bytes, says) in [
         ("optimizer.safetensors", &b"short"[..], "no safetensors"),
         ("trainer_state.json", b"{\"step\": 5,", "damaged"),
@@ -369,7 +369,7 @@ fn checkpoints_of_something_else_or_damaged_are_refused_by_name() {
     // Another model's checkpoint in this run's directory.
     let other = |flags: &str, name: &str| {
         let line = format!("train --json {TINY} --steps 5 --out {name} {flags}");
-        // A later flag cannot repeat an earlier one, so sizes are replaced.
+        // A flag cannot be given twice, so sizes are replaced.
         let line = if flags.is_empty() { line.replace("d_model=16", "d_model=32") } else { line };
         host(dir, &line).ok();
         dir.join(name).join("checkpoint-00000005")
@@ -404,7 +404,7 @@ fn data_that_changed_under_a_run_is_refused() {
     host(dir, "train --json --resume --out run --steps 6").refused(2, &["corpus.txt", "no such file", "--data NEW"]);
 }
 
-/// Runs `host LINE` where no file can grow beyond `kib`: what a full disk does to a write.
+/// Runs `host LINE` with a limit of `kib` on the size of files, which simulates a full disk.
 #[cfg(unix)]
 fn on_a_full_disk(dir: &Path, kib: u32, line: &str) -> Outcome {
     let script = format!("trap '' XFSZ; ulimit -f {kib}; exec {} {line}", path().display());
@@ -422,7 +422,7 @@ fn a_full_disk_keeps_the_previous_checkpoint() {
     let files = |name: &str| fs::read(dir.join(SAVED).join(name)).unwrap();
     let before = [files("model.safetensors"), files("optimizer.safetensors"), files("trainer_state.json")];
     let size = before.iter().map(Vec::len).max().unwrap() as u32 / 1024;
-    // The first file fails part-way, then only the second.
+    // First the first file fails part-way, then only the second.
     for kib in [size / 4, size - 2] {
         let full = on_a_full_disk(dir, kib, resume);
         full.refused(1, &["step 8", "was not written", SAVED]);
@@ -434,10 +434,10 @@ fn a_full_disk_keeps_the_previous_checkpoint() {
     }
     host(dir, resume).ok();
     assert!(dir.join("run/checkpoint-00000008/DONE").exists());
-    // The very first save: there is nothing to name, and it says so.
+    // The very first save fails: there is no checkpoint to name, and the message says so.
     let first = on_a_full_disk(dir, size - 2, &format!("train --json {TINY} --steps 2 --out first"));
     first.refused(1, &["step 2", "no checkpoint yet"]);
-    // Not even the tokenizer fits: nothing is left of the run.
+    // Not even the tokenizer fits: nothing remains of the run.
     on_a_full_disk(dir, 4, &format!("train --json {TINY} --steps 2 --out none")).refused(1, &["none/tokenizer.json"]);
     assert!(!dir.join("none").exists());
 }
@@ -452,7 +452,7 @@ fn a_loss_that_is_no_number_ends_the_run_and_names_step_and_checkpoint() {
         .refused(1, &["step 2", "NaN", "one/checkpoint-00000001"]);
     assert!(dir.join("one/checkpoint-00000001/DONE").exists());
     assert!(!dir.join("one/checkpoint-00000002").exists());
-    // A last update that ruins the weights is seen by the evaluation, and not saved.
+    // The evaluation detects a last update that ruins the weights, and they are not saved.
     train(dir, &format!("{ruin} --steps 1 --out last")).refused(1, &["step 1", "validation", "no checkpoint yet"]);
     assert!(!dir.join("last/checkpoint-00000001").exists());
 }
@@ -466,12 +466,12 @@ fn a_reader_that_goes_away_is_no_panic() {
         let output = Command::new("bash").args(["-c", &script]).current_dir(dir.path()).output().unwrap();
         let outcome = Outcome::of("plan | true", output);
         assert_eq!(outcome.err, "");
-        // It may have finished first.
+        // The process may have finished first.
         assert!([Some(141), Some(0)].contains(&outcome.status), "{outcome:?}");
     }
 }
 
-/// `host LINE` with standard output and standard error where the shell puts them.
+/// `host LINE` with standard output and standard error redirected by the shell.
 #[cfg(target_os = "linux")]
 fn redirected(dir: &Path, line: &str, redirection: &str) -> Outcome {
     let script = format!("{} {line} {redirection}", path().display());
@@ -486,7 +486,7 @@ fn output_that_cannot_be_written_is_a_failure_and_progress_is_none() {
     let dir = dir.path();
     trained(dir);
     let train = |name: &str, json: &str| format!("train {json} {TINY} --steps 2 --out {name}");
-    // Standard output is lost: the command failed, and says so.
+    // With standard output lost, the command fails and reports it.
     for line in [
         "--help",
         "plan --json",
@@ -501,13 +501,13 @@ fn output_that_cannot_be_written_is_a_failure_and_progress_is_none() {
     ] {
         redirected(dir, line, "> /dev/full").refused(1, &["standard output", "No space left"]);
     }
-    // A run is trained and saved all the same.
+    // The run is trained and saved nevertheless.
     redirected(dir, &train("lines", "--json"), "> /dev/full").refused(1, &["standard output", "saved in lines"]);
     assert!(dir.join("lines/checkpoint-00000002/DONE").exists());
     let outcome = redirected(dir, &train("text", ""), "> /dev/full");
     assert!(outcome.status == Some(1) && outcome.err.contains("standard output"), "{outcome:?}");
     assert!(dir.join("text/checkpoint-00000002/DONE").exists());
-    // Standard error is lost: nobody watches, and nothing stops.
+    // With standard error lost, the run continues.
     let outcome = redirected(dir, &train("unwatched", ""), "2> /dev/full").ok();
     assert!(outcome.out.contains("validation loss"), "{outcome:?}");
     redirected(dir, "train --steps 0", "2> /dev/full").status.filter(|&status| status == 2).unwrap();
@@ -551,20 +551,20 @@ fn token_shards_that_are_damaged_or_of_something_else_are_refused() {
     refused(&["00000.shard", "version 7", "version 1"]);
     fs::write(&shard, &good).unwrap();
     for (key, says) in [("\"source\": ", "another source"), ("\"tokenizer\": ", "another tokenizer")] {
-        // The manifest's name of the source is a string; the number comes behind it.
+        // The source's name in the manifest is a string; the number comes after it.
         let at = said.rfind(key).unwrap() + key.len();
         fs::write(&manifest, format!("{}1{}", &said[..at], said[at..].trim_start_matches(char::is_numeric))).unwrap();
         refused(&[says, "a.txt", "remove this one"]);
     }
     fs::write(&manifest, &whole).unwrap();
 
-    // The same cache serves another source beside it, and the first one again.
+    // The same cache serves another source as well, and the first one again.
     host(dir, &format!("train --json {TINY} --steps 2 --data b.txt --tokenizer bpe --cache cache --out third")).ok();
     assert_eq!(fs::read_dir(dir.join("cache")).unwrap().count(), 2);
     train(dir, &format!("{line} --out fourth")).ok();
     assert_eq!(fs::read(&shard).unwrap(), good);
 
-    // Shards that were made beforehand.
+    // Prepared shards.
     host(dir, "data --in a.txt b.txt --vocab-size 300 --out shards").ok();
     train(dir, "--data shards --out fifth").ok();
     train(dir, "--data shards --tokenizer word --out sixth").refused(2, &["shards", "word", "tokens"]);
@@ -603,10 +603,11 @@ fn what_passes_32_or_64_bits_is_counted_or_refused_by_name() {
         let found = regions.filter(|r| r["name"] == name).map(|r| r["bytes"].as_u64().unwrap());
         found.sum::<u64>()
     };
-    // Two scores of 4 bytes for each pair of 8192 tokens in 32 streams: 2³⁴, of whose quarter 32 bits leave nothing.
+    // Two scores of 4 bytes for each pair of 8192 tokens in 32 streams: 2³⁴ bytes, a quarter of which overflows 32 bits
+    // to 0.
     let scratch = plan("--preset neurogen-tiny --seq-len 8192 --gpu h200").planned().json();
     assert_eq!(bytes(&scratch, "scratch"), 8 * 32 * 8192 * 8192);
-    // 2²¹ tokens of 2048 columns are 2³² values, of 3 layers, and of gate and up.
+    // 2²¹ tokens of 2048 columns are 2³² values, in 3 layers, for gate and up.
     let wide = "--preset yxanul-tiny --set layers=3 --set d_ff=2048 --batch-size 8192 --seq-len 256";
     let wide = plan(wide).planned().json();
     assert_eq!(wide["fits"], false);

@@ -1,4 +1,4 @@
-//! The checkpoint of the lowest validation loss, and runs that end where it falls no more.
+//! The checkpoint of the lowest validation loss, and runs that end when it stops decreasing.
 
 use std::fs;
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use capful_tests::binary::{TINY, directory, host};
 use serde_json::Value;
 
-/// Texts of the same letters, of which one has many of those that the other has few of: a model that learns the first knows
-/// the second better at first, and then worse and worse.
+/// Two texts with the same letters in different proportions: a model that trains on the first predicts the second
+/// better at first, and then worse and worse.
 fn texts(dir: &Path) {
     let letters = "abcdefgh".as_bytes();
     let text = |seed: u64, rare: bool, documents: u64| {
@@ -44,7 +44,7 @@ fn evaluations(run: &Path) -> Vec<(u64, f64)> {
     lines.filter_map(|line| Some((line["step"].as_u64()?, line["val_loss"].as_f64()?))).collect()
 }
 
-/// The first of the lowest.
+/// The first of the evaluations with the lowest loss.
 fn lowest(evaluations: &[(u64, f64)]) -> (u64, f64) {
     evaluations.iter().copied().reduce(|best, other| if other.1 < best.1 { other } else { best }).unwrap()
 }
@@ -60,7 +60,7 @@ fn at(step: u64) -> String {
     format!("checkpoint-{step:08}")
 }
 
-/// Asserts that two runs have the same files of these steps' checkpoints.
+/// Asserts that two runs have the same files in these steps' checkpoints.
 #[track_caller]
 fn assert_same(dir: &Path, runs: [&str; 2], steps: &[u64], files: &[&str]) {
     for (step, file) in steps.iter().flat_map(|step| files.iter().map(move |file| (*step, *file))) {
@@ -92,7 +92,7 @@ fn the_best_checkpoint_stays_beside_the_last_and_is_what_a_run_without_it_has_th
     assert_eq!((&last["steps_done"], &last["heap_allocations"]), (&60.into(), &0.into()), "{last}");
     host(dir, "verify --run run").ok();
 
-    // What asks for the best gets it, and else the last.
+    // `--checkpoint best` uses the best, the default is the last.
     let eval = |flags: &str| host(dir, &format!("eval --json --run run {flags}")).ok().json()["loss"].as_f64().unwrap();
     assert!((eval("--checkpoint best") - loss).abs() < 1e-6);
     assert!((eval("") - found.last().unwrap().1).abs() < 1e-6 && eval("--checkpoint last") == eval(""));
@@ -108,12 +108,12 @@ fn the_best_checkpoint_stays_beside_the_last_and_is_what_a_run_without_it_has_th
         assert!(card.contains(&format!("{from}")), "{card}");
     }
 
-    // People are told.
+    // The screen shows them.
     let told = host(dir, "train --resume --out run").ok().out;
     let says = format!("lowest validation loss {loss:.4} after step {step}: in {path}, --checkpoint best");
     assert!(told.contains(&says), "{told}");
     assert_eq!(checkpoints(&dir.join("run")), [step, 60]);
-    // The allocations of steps and evaluations are still none, and a bit that changes is noticed.
+    // Steps and evaluations still allocate nothing, and a changed bit is detected.
     let weights = dir.join(&path).join("model.safetensors");
     let mut bytes = fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -142,11 +142,11 @@ fn patience_ends_a_run_and_more_of_it_goes_on_to_the_same_bits() {
     assert_eq!(evaluations(&dir.join("run")), found[..end as usize / 5]);
     let runs = host(dir, "runs --json run").ok();
     assert!(runs.out.contains("\"done\""), "{}", runs.out);
-    // The same line again has nothing to do.
+    // The same command again has nothing to do.
     let again = host(dir, "train --json --resume --out run").ok().json_lines();
     assert_eq!(again.last().unwrap()["steps_done"], end);
     assert_eq!(evaluations(&dir.join("run")), found[..end as usize / 5]);
-    // With more patience it goes on.
+    // With more patience it continues.
     let on = host(dir, "train --json --resume --patience 5 --out run").ok().json_lines();
     assert_eq!(on.last().unwrap()["steps_done"], step + 25);
     let on = host(dir, "train --json --resume --patience 0 --out run").ok().json_lines();
@@ -155,14 +155,14 @@ fn patience_ends_a_run_and_more_of_it_goes_on_to_the_same_bits() {
     assert_eq!(checkpoints(&dir.join("run")), [step, 60]);
     assert_same(dir, ["run", "all"], &[step, 60], ALL);
     assert!(!dir.join("run/history.json").exists());
-    // Without a checkpoint of it, the best is named all the same.
+    // Without a checkpoint of it, the best is named nevertheless.
     let alone = host(dir, &format!("{line} --json --keep 1 --patience 3 --out alone")).ok().json_lines();
     let best = &alone.last().unwrap()["best"];
     assert_eq!((&best["step"], &best["checkpoint"]), (&step.into(), &Value::Null));
     host(dir, "generate --run alone --checkpoint best").refused(2, &[&format!("step {step}"), "--keep-best keeps it"]);
 }
 
-/// Every way in which a run can be cut off: the best, the patience and all bits are those of the run that was not.
+/// However a run is cut off, the best, the patience and all bits are those of the uninterrupted run.
 #[test]
 fn a_resumed_run_knows_the_best_and_how_long_it_waited() {
     let dir = directory();
@@ -185,7 +185,7 @@ fn a_resumed_run_knows_the_best_and_how_long_it_waited() {
         assert_eq!(checkpoints(&run), [step, end], "{name}");
         assert_same(dir, ["all", name], &[step, end], ALL);
     }
-    // The end of a shorter run is on the way of a longer one, also where it was stopped before its evaluation.
+    // A longer run passes the end of a shorter one, even if that was stopped before its evaluation.
     for (name, stopped) in [("ended", false), ("stopped", true)] {
         let run = dir.join(name);
         let shorter = line.replace("--steps 60", &format!("--steps {step}"));
@@ -201,7 +201,7 @@ fn a_resumed_run_knows_the_best_and_how_long_it_waited() {
         assert_same(dir, ["all", name], &[step, end], WEIGHTS);
         assert_same(dir, ["all", name], &[end], ALL);
     }
-    // A best that is not there is kept anew from here on.
+    // If the best checkpoint is missing, a new best is saved from here on.
     let run = dir.join("behind");
     fs::remove_dir_all(run.join(at(step))).unwrap();
     host(dir, "eval --run behind --checkpoint best").refused(2, &[&format!("step {step}"), "is not there"]);
@@ -210,7 +210,7 @@ fn a_resumed_run_knows_the_best_and_how_long_it_waited() {
     assert_eq!(checkpoints(&run)[0], lowest(&after).0);
 }
 
-/// The mean of the training losses before each evaluation is beside it, and the line comes once.
+/// Each evaluation has the mean of the training losses before it, and the line about the gap is printed once.
 #[test]
 fn the_gap_to_validation_is_shown_and_where_it_opens_a_line_says_so() {
     let dir = directory();
@@ -252,7 +252,7 @@ fn the_gap_to_validation_is_shown_and_where_it_opens_a_line_says_so() {
     let says = format!("step {}: {opens}; it was lowest, {loss:.4}, after step {step}\n", opened[0]);
     assert_eq!((told.err.matches(opens).count(), told.err.matches(&says).count()), (1, 1), "{}", told.err);
 
-    // A run that was cut off before that says the same.
+    // A run that was cut off before prints the same line.
     for later in checkpoints(&dir.join("run")).into_iter().filter(|later| *later >= opened[0]) {
         fs::remove_dir_all(dir.join("run").join(at(later))).unwrap();
     }
@@ -261,9 +261,9 @@ fn the_gap_to_validation_is_shown_and_where_it_opens_a_line_says_so() {
     let evaluated =
         |text: &str| text.lines().filter(|line| line.contains("val_loss")).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(evaluated(&fs::read_to_string(dir.join("run/metrics.jsonl")).unwrap()), evaluated(&text));
-    // Behind it nothing more is said.
+    // It is printed only once.
     assert!(!host(dir, "train --resume --out run").ok().err.contains(opens));
-    // Where nothing is evaluated on the way, no training loss is beside the evaluation at the end.
+    // Without evaluations on the way, the evaluation at the end has no training loss.
     let alone = host(dir, &format!("{} --json --out alone", line.replace("--eval-every 5", "--eval-every 0"))).ok();
     assert!(!alone.out.contains("train_loss"), "{}", alone.out);
 }

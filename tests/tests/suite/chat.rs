@@ -1,4 +1,4 @@
-//! `host chat` as a user talks to it.
+//! `host chat` as a user uses it.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ fn train(dir: &Path, flags: &str) {
     host(dir, &format!("train {TINY} {flags}")).ok();
 }
 
-/// `host chat` of the run in `dir`, given `lines`.
+/// `host chat` with the run in `dir` and the input `lines`.
 #[track_caller]
 fn chat(dir: &Path, flags: &str, lines: impl AsRef<[u8]>) -> Outcome {
     let line = format!("chat --run run {flags}");
@@ -72,7 +72,7 @@ fn a_chat_shows_and_sets_its_parameters() {
     ] {
         assert!(outcome.err.contains(said), "{said}: {}", outcome.err);
     }
-    // What the flags say from the beginning is said in the middle too.
+    // Settings from flags and from commands have the same effect.
     let other = chat(dir, "--max-tokens 3 --seed 3", "the bear\n");
     assert_eq!(answers[1..], other.out.lines().collect::<Vec<_>>()[..], "{outcome:?}");
     assert_ne!(answers[0], answers[1]);
@@ -96,7 +96,7 @@ fn a_chat_drops_the_oldest_turns_when_its_context_is_full() {
     let held = outcome.err.lines().find(|line| line.starts_with("context: ")).unwrap();
     let held: u64 = held.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!((17..=41).contains(&held), "{held}");
-    // A turn that fills the context alone ends with it, and the next one begins anew.
+    // A turn that fills the context by itself ends with it, and the next one begins anew.
     let outcome = chat(dir, "--temperature 0.7 --max-tokens 400", "the bear\nthe bear\n");
     assert!(outcome.err.contains("the answer ends here") || dropped(&outcome) > 0, "{outcome:?}");
 }
@@ -113,7 +113,7 @@ fn a_chat_that_was_saved_is_loaded_and_goes_on_as_before() {
     let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
     assert_eq!(text("all.txt"), text("again.txt"));
     assert!(loaded.err.contains("2 turns loaded from my talk.txt"), "{}", loaded.err);
-    // What is no conversation is neither loaded nor replaced.
+    // Files that are no conversations are neither loaded nor replaced.
     let config = text("run/config.toml");
     let refused = chat(dir, greedy, "/load run/config.toml\n/save run/config.toml\n/load none\n/save none/x\n/save\n");
     assert_eq!(text("run/config.toml"), config);

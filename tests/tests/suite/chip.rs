@@ -1,4 +1,5 @@
-//! What `host plan --chip` says of flash and RAM is what `host export --to firmware` writes, and what it advises fits.
+//! The sizes of flash and RAM that `host plan --chip` reports are those that `host export --to firmware` writes, and
+//! its advice fits.
 
 use std::path::Path;
 
@@ -16,7 +17,7 @@ fn number(value: &Value, name: &str) -> u64 {
     value[name].as_u64().unwrap_or_else(|| panic!("no {name} in {value}"))
 }
 
-/// A constant of the Rust file beside an image.
+/// A constant of the Rust file next to an image.
 fn constant(text: &str, name: &str) -> u64 {
     let line = text.lines().find(|line| line.contains(&format!("const {name}:"))).expect("it is there");
     line.split('=').nth(1).unwrap().trim().trim_end_matches(';').parse().unwrap()
@@ -49,12 +50,12 @@ fn the_plan_of_a_chip_is_the_image_and_the_storage_to_the_byte() {
             assert_eq!(constant(&constants, "IMAGE_BYTES"), image);
             assert_eq!(number(&planned, "flash_bytes"), image + number(&planned, "code"), "{model} {weights}");
             let storage = 8 * constant(&constants, "ARENA_WORDS");
-            // As the program's: ids of the whole context, and 272 bytes besides.
+            // As in the program: ids of the whole context, and 272 further bytes.
             assert_eq!(number(&planned, "statics"), 272 + 4 * constant(&constants, "CONTEXT"));
             let beside = number(&planned, "stack") + number(&planned, "statics");
             assert_eq!(number(&planned, "ram_bytes"), storage + beside, "{model} {weights}");
 
-            // Of fewer positions, both know.
+            // With fewer positions, both agree as well.
             host(
                 dir.path(),
                 &format!("export --run run --to firmware --weights {weights} --context 9 {weights}-9.img"),
@@ -67,7 +68,7 @@ fn the_plan_of_a_chip_is_the_image_and_the_storage_to_the_byte() {
             let ram = 8 * constant(&constants, "ARENA_WORDS") + number(&fewer, "stack") + number(&fewer, "statics");
             assert_eq!(number(&fewer, "ram_bytes"), ram, "{model} {weights}");
 
-            // Without the run everything but the vocabulary is the same.
+            // Without the run everything except the vocabulary is the same.
             let before = plan(dir.path(), &format!("{model} --weights {weights}"));
             for name in ["weights", "scales", "tables", "cache", "arena"] {
                 assert_eq!(before["sizes"][name], planned["sizes"][name], "{model} {weights} {name}");
@@ -95,7 +96,7 @@ fn what_is_too_large_is_refused_with_what_fits() {
         let advice = outcome.refused(2, &[expected]).trim().rsplit("; ").next().unwrap();
         if let Some(flags) = advice.strip_suffix(" fits").filter(|flags| flags.starts_with("--")) {
             asked(flash, ram, flags).ok();
-            // One position more does not fit.
+            // One more position does not fit.
             if let Some((flags, context)) = flags.split_once("--context ") {
                 let more = format!("{flags} --context {}", context.parse::<u32>().unwrap() + 1);
                 asked(flash, ram, &more).refused(2, &["bytes of flash"]);

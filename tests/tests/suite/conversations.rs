@@ -9,7 +9,8 @@ use std::process::Stdio;
 use capful_tests::binary::{Outcome, TINY, command, directory, host};
 use serde_json::{Value, json};
 
-/// So many short conversations in `chats.jsonl`: one in three of two turns, one in four as a prompt with its completion.
+/// Writes `count` short conversations to `chats.jsonl`: one in three has two turns, one in four is a prompt with its
+/// completion.
 fn write_chats(dir: &Path, count: usize) {
     let mut text = String::new();
     for i in 0..count {
@@ -53,7 +54,8 @@ fn the_loss_is_a_mean_over_a_step_s_answers_however_its_micro_batches_are_cut() 
         host(dir, &line(&format!("{shape} --steps 6 --out {name}"))).ok();
         runs.push(losses(&dir.join(name)));
     }
-    // Nothing is learnt yet: every token of the vocabulary is about as likely, and prompts and padding count nothing.
+    // Nothing is learnt yet: all tokens of the vocabulary are about equally likely, and prompts and padding do not
+    // count.
     let (_, first, _) = runs[0][0];
     assert!((first / 300f64.ln() - 1.0).abs() < 0.05, "{first}");
     for other in &runs[1..] {
@@ -92,7 +94,7 @@ fn a_model_that_learnt_answers_answers() {
     let dir = dir.path();
     write_chats(dir, 60);
     let ended = host(dir, &line("--steps 60 --lr 0.01 --out run")).ok();
-    // Its sample is the answer to a question that was held out.
+    // Its sample is the answer to a held-out question.
     let sample = ended.out.split_once("<|assistant|>").expect("a question").1;
     assert!(sample.trim().starts_with("it "), "{sample}");
     fs::write(
@@ -107,11 +109,11 @@ fn a_model_that_learnt_answers_answers() {
     assert_eq!(said[1]["expected"], "it eats bread .");
     assert_eq!(said[0]["messages"].as_array().unwrap().len(), 3);
     for one in &said {
-        // It has learnt when to end, and how answers begin.
+        // It has learnt how answers begin and when to end.
         assert_eq!(one["end"], "eos", "{one}");
         assert!(one["text"].as_str().unwrap().starts_with("it "), "{one}");
     }
-    // A chat sees the same ids, turn by turn.
+    // A chat processes the same ids, turn by turn.
     let chat = |flags: &str, lines: &str| {
         let line = format!("chat --run run --temperature 0 --max-tokens 30 {flags}");
         let mut chat = command(dir, &line);
@@ -128,7 +130,7 @@ fn a_model_that_learnt_answers_answers() {
     let again = host(dir, "generate --run run --messages turns.json --temperature 0 --max-tokens 30").ok();
     assert_eq!(again.out.trim_end(), answers[1]);
     assert!(chat("--raw", "what\n").err.lines().all(|line| !line.contains("template")));
-    // Exports carry the template.
+    // Exports include the template.
     host(dir, "export --run run --to hf there").ok();
     let template = fs::read_to_string(dir.join("there/chat_template.jinja")).unwrap();
     assert!(template.contains("add_generation_prompt"), "{template}");

@@ -1,4 +1,4 @@
-//! The CUDA device as a user meets it: on the machine's GPU, else on the stand-in for its driver.
+//! The CUDA device as a user meets it: on the machine's GPU, otherwise on the stand-in for its driver.
 
 #![cfg(feature = "cuda")]
 
@@ -13,7 +13,7 @@ use capful_tests::profile::check;
 use capful_tests::safetensors::{self, Tensor};
 use serde_json::Value;
 
-/// Few tokens: on the stand-in every thread of a kernel is played out.
+/// Few tokens: the stand-in simulates every thread of a kernel.
 const SMALL: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 16 \
                      --batch-size 2 --chunk 32 --eval-tokens 100 --baseline-tokens 20000";
 
@@ -24,14 +24,14 @@ fn gpu() -> bool {
     ["/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/usr/lib64/libcuda.so.1"].iter().any(|f| Path::new(f).exists())
 }
 
-/// `host LINE` with these variables, on the stand-in.
+/// Runs `host LINE` with these variables, on the stand-in.
 fn stand_in(dir: &Path, line: &str, variables: &[(&str, &str)]) -> Outcome {
     let mut command = command(dir, line);
     command.env(DRIVER, capful_kernels::STAND_IN).envs(variables.iter().copied());
     Outcome::of(line, command.stdin(Stdio::null()).output().expect("the binary starts"))
 }
 
-/// `host LINE` on the machine's GPU, or on the stand-in where it has none.
+/// Runs `host LINE` on the machine's GPU, or on the stand-in where it has none.
 fn host(dir: &Path, line: &str) -> Outcome {
     if gpu() {
         return capful_tests::binary::host(dir, line);
@@ -110,11 +110,11 @@ fn weights_in_bf16_are_averaged_as_their_masters() {
             }
         }
     }
-    // The run evaluates bf16 of them, and so does who reads them.
+    // The run evaluates the averages rounded to bf16, and so does a reader of the checkpoint.
     let averaged = host(dir, "eval --json --run ema --averaged").ok().json()["loss"].as_f64().unwrap();
     let [in_run, live] = ["val_loss_averaged", "val_loss"].map(|key| last[key].as_f64().unwrap());
     assert!((averaged - in_run).abs() < 1e-6 && (averaged - live).abs() > 1e-4, "{averaged} {in_run} {live}");
-    // A run that was interrupted has the same.
+    // An interrupted run has the same averages.
     host(dir, &line(&format!("--ema 0.75 {algorithms}"), "half").replace("--steps 6", "--steps 3")).ok();
     host(dir, "train --json --resume --steps 6 --out half").ok();
     let of = |run: &str| bytes(dir, run, 6, "averaged.safetensors");
@@ -220,7 +220,7 @@ fn a_run_goes_from_gpu_to_processor_and_back_and_between_precisions() {
 fn a_run_in_bf16_begins_with_the_masters_of_one_in_f32_and_saves_them_whole() {
     let dir = directory();
     let dir = dir.path();
-    // A step of the length 0 leaves what the runs begin with.
+    // A step with a learning rate of 0 saves the initial weights.
     for (precision, more, name) in
         [("f32", "--steps 1 --lr 0", "f32"), ("bf16", "--steps 1 --lr 0", "bf16"), ("bf16", "--steps 3", "moved")]
     {
@@ -232,7 +232,7 @@ fn a_run_in_bf16_begins_with_the_masters_of_one_in_f32_and_saves_them_whole() {
         let bits = |tensor: Tensor| tensor.numbers().into_iter().map(f32::to_bits).collect::<Vec<_>>();
         tensors.into_iter().map(|(name, tensor)| (name, bits(tensor))).collect::<BTreeMap<_, _>>()
     };
-    // What lies halfway between two bf16 and falls is a unit of the last place less.
+    // A master halfway between two bf16 that is rounded down loses one unit in its last place.
     let kept = |bits: &u32| bits - u32::from(bits & 0x1_ffff == 0x8000);
     let masters = bits("bf16", 1, "optimizer.safetensors");
     for (name, first) in bits("f32", 1, "model.safetensors") {
@@ -267,7 +267,7 @@ fn bf16_follows_f32_and_both_answer_as_the_processor_does() {
         let [gpu, processor] = ["cuda", "cpu"].map(|d| found(d)["loss"].as_f64().expect("a loss"));
         assert!((gpu / processor - 1.0).abs() <= tolerance, "{precision}: {gpu} and {processor}");
     }
-    // Tokens follow each other in turns on the GPU.
+    // Tokens are generated in batches on the GPU.
     for flags in ["--max-tokens 12", "--max-tokens 16", "--max-tokens 39", "--max-tokens 100 --context 24"] {
         let words = |chosen: &str| {
             let said = host(dir, &format!("generate --json --run f32 --prompt a {flags} {chosen}")).ok().json();
@@ -277,7 +277,7 @@ fn bf16_follows_f32_and_both_answer_as_the_processor_does() {
         assert_eq!(words("--temperature 0 --device cuda"), expected, "{flags}");
         assert_eq!(words("--temperature 0.7 --top-k 1 --device cuda"), expected, "{flags}");
     }
-    // Two turns and a part of one. With a penalty the processor's sampler looks at the logits of each token.
+    // Two batches and a part of one. With a penalty, the CPU's sampler reads the logits of each token.
     let words = |chosen: &str| {
         let said = host(dir, &format!("generate --json --run f32 --prompt a --max-tokens 39 {chosen}")).ok().json();
         said["ids"].clone()
@@ -289,7 +289,7 @@ fn bf16_follows_f32_and_both_answer_as_the_processor_does() {
     }
 }
 
-/// An answer is chosen in turns of several tokens: the next line goes on behind what was said.
+/// An answer is generated in batches of several tokens: the next line continues after the displayed text.
 #[test]
 fn a_chat_on_a_gpu_says_what_one_on_the_processor_says() {
     let dir = directory();
@@ -309,7 +309,7 @@ fn a_chat_on_a_gpu_says_what_one_on_the_processor_says() {
     assert_eq!(said("cuda"), said("cpu"));
 }
 
-/// Token by token, by kernels for one stream and a decoder of half the size, the likeliest token is that of whole
+/// Token by token, with kernels for one stream and a decoder of half the size, the most likely token is that of whole
 /// sequences.
 #[test]
 fn a_neurogen_generates_what_its_logits_say() {
@@ -367,7 +367,7 @@ fn the_gpu_holds_what_the_plan_says_and_steps_allocate_nothing() {
         let unexplained = used as i64 - arena as i64 - outside as i64;
         assert_eq!(gpu["unexplained_bytes"].as_i64(), Some(unexplained));
         assert!(unexplained.abs() <= 16 << 20, "{flags}: {unexplained} bytes that no line names");
-        // The plan names no less than there is; on a stand-in there is nothing.
+        // The plan must not be below the actual number; on a stand-in there is none.
         let planned = plan["outside_arena_bytes"].as_u64().expect("bytes");
         assert!(outside <= planned, "{flags}: {outside} bytes outside the arena, {planned} planned");
     }
@@ -385,7 +385,7 @@ fn a_run_keeps_to_who_computed_its_products_and_a_save_stays_small() {
     let resumed = stand_in(dir, "train --json --resume --steps 10 --out halves", &[]).ok();
     assert!(resumed.err.contains("own kernels"), "{}", resumed.err);
     assert_same(dir, "whole", "halves", 10);
-    // Odd shapes in two precisions have the most algorithms to write down.
+    // Odd shapes in two precisions have the most algorithms to record.
     let odd = "--set layers=2 --set d_model=24 --set heads=2 --set rotary_pct=0.34 --set d_ff=33 --vocab-size 301 --seq-len 17 --batch-size 3 \
                --chunk 7 --accumulate 2 --eval-tokens 100";
     stand_in(dir, &format!("train --json --device cuda {odd} --steps 2 --out odd"), &[]).ok();
@@ -419,7 +419,7 @@ fn a_gpu_that_cannot_be_used_is_refused_in_one_line() {
         Outcome::of(line, command.output().expect("the binary starts"))
     };
     absent(&train).refused(2, &["no NVIDIA driver", "--device cpu"]);
-    // Without a driver it plans, says what is missing, and trains on the processor.
+    // Without a driver it plans, reports what is missing, and trains on the CPU.
     absent("plan --json --device cuda --gpu gtx1650 --precision bf16").ok();
     assert!(absent("doctor").ok().out.contains("no NVIDIA driver"));
     absent(&format!("train --json {SMALL} --steps 3 --out processor")).ok();
@@ -433,7 +433,7 @@ fn a_gpu_that_cannot_be_used_is_refused_in_one_line() {
     refused(&train, &[("CAPFUL_STAND_IN_CAPABILITY", "61")], &["6.1", "7.5"]);
     let small = ("CAPFUL_STAND_IN_TOTAL", "40000000");
     refused(&train, &[small], &["needs", "more than"]);
-    // Enough by the plan, but another program holds it.
+    // The plan fits, but another program uses the memory.
     let held = [("CAPFUL_STAND_IN_TOTAL", "2000000000"), ("CAPFUL_STAND_IN_FREE", "1000000")];
     refused(&train, &held, &["free", "end what else uses the GPU"]);
     refused(&format!("{train} --precision fp8 --set d_ff=24"), &[], &["bf16"]);
@@ -442,10 +442,10 @@ fn a_gpu_that_cannot_be_used_is_refused_in_one_line() {
     let busy = [("CAPFUL_STAND_IN_FAIL_AT", "context:1:2")];
     refused(&train, &busy, &["cannot be used now", "CUDA_ERROR_OUT_OF_MEMORY"]);
     refused(&train.replace("cuda", "cpu").replace("train", "train --algorithms none.json"), &[], &["for GPUs"]);
-    // What others hold is not counted as the run's own.
+    // Memory of other programs is not counted as the run's own.
     let shared = [("CAPFUL_STAND_IN_TOTAL", "8000000000"), ("CAPFUL_STAND_IN_FREE", "2000000000")];
     stand_in(dir, &format!("bench --device cuda {SMALL} --steps 1 --budget 1GiB"), &shared).ok();
-    // The budget of a small GPU holds on a large one.
+    // The budget of a small GPU applies on a large one.
     let large = "train --device cuda --gpu gtx1650 --preset pythia-70m --batch-size 512 --out out";
     refused(large, &[], &["gtx1650", "--batch-size"]);
     let doctor = stand_in(dir, "doctor", &[("CAPFUL_STAND_IN_CAPABILITY", "75")]).ok();
@@ -459,7 +459,8 @@ fn a_gpu_that_fails_in_a_step_leaves_the_last_checkpoint() {
     let line = |name: &str| format!("train --json --device cuda {SMALL} --steps 40 --save-every 10 --out {name}");
     let own = [("CAPFUL_STAND_IN_BLAS", "0")];
     stand_in(dir, &line("whole"), &own).ok();
-    // A graph a step, those of the rehearsal and of the evaluations: the failure comes after step 20 was saved.
+    // One graph for each step, and graphs of the rehearsal and the evaluations: the failure comes after step 20 was
+    // saved.
     let failed = [("CAPFUL_STAND_IN_BLAS", "0"), ("CAPFUL_STAND_IN_FAIL_AT", "graph:31")];
     let failed = stand_in(dir, &line("run"), &failed);
     assert_eq!(failed.status, Some(1), "{}", failed.err);
@@ -486,7 +487,7 @@ fn an_evaluation_uses_the_algorithms_of_its_run() {
     let dir = dir.path();
     host(dir, &format!("train --json --device cuda {SMALL} --steps 1 --out run")).ok();
     let quiet = host(dir, "eval --run run").ok();
-    // Those of another GPU cannot be used: that this is said shows that they were looked at.
+    // Algorithms of another GPU cannot be used; the message shows that they were checked.
     let path = dir.join("run/checkpoint-00000001/trainer_state.json");
     let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let algorithms = state["algorithms"].as_array_mut().unwrap();
@@ -512,7 +513,7 @@ fn a_profile_is_of_the_recorded_programs_in_their_place() {
             |line| host(dir, line),
         );
     }
-    // Copies of states that follow each other are one kernel.
+    // Adjacent copies of states are one kernel.
     let neurogen = "--preset neurogen-tiny --set span=64 --batch-size 4 --seq-len 8 --device cuda";
     check(dir, neurogen, 1, |line| host(dir, line));
 }
@@ -539,7 +540,7 @@ fn masters_in_24_bits_go_on_and_are_the_weights_of_their_files() {
     let dir = directory();
     let dir = dir.path();
     let flags = "--device cuda --precision bf16 --states 8bit --masters f24";
-    // Without masters too, which there may be again.
+    // Also without masters, which can be added again.
     let none = "--device cuda --precision bf16 --masters bf16 --schedule constant --warmup 1";
     host(dir, &format!("train {SMALL} {none} --steps 6 --out none-whole")).ok();
     host(dir, &format!("train {SMALL} {none} --steps 3 --out none-parts")).ok();
@@ -564,7 +565,7 @@ fn masters_in_24_bits_go_on_and_are_the_weights_of_their_files() {
         for (name, master) in kept.iter().filter_map(|(name, tensor)| Some((name.strip_prefix("master.")?, tensor))) {
             for (master, weight) in master.numbers().iter().zip(weights[name].numbers()) {
                 assert_eq!(master.to_bits() & 0xff, 0, "{name}");
-                // To the nearest, of two the even one.
+                // To the nearest, ties to even.
                 let upper = (master.to_bits() + 0x7fff + (master.to_bits() >> 16 & 1)) & 0xffff_0000;
                 assert_eq!(f32::from_bits(upper), weight, "{name}");
                 compared += usize::from(*master != weight);
@@ -574,8 +575,8 @@ fn masters_in_24_bits_go_on_and_are_the_weights_of_their_files() {
     }
 }
 
-/// The numbers of an average are the weights' of each step, those of before 3/4 as much for each step since. Evaluations exchange both,
-/// and what is exchanged takes the 24 bits of a master.
+/// An average decays the weights of earlier steps by 3/4 for each step. Evaluations swap weights and averages, which
+/// rounds both to the 24 bits of a master.
 #[test]
 fn averages_beside_masters_in_24_bits_are_those_of_the_masters() {
     let dir = directory();
@@ -591,7 +592,8 @@ fn averages_beside_masters_in_24_bits_are_those_of_the_masters() {
         for (i, found) in average.numbers().into_iter().enumerate() {
             let expected: f64 = masters.iter().zip(counts).map(|(of, count)| f64::from(of[i]) * count).sum();
             let largest = masters.iter().map(|of| f64::from(of[i]).abs()).fold(0.0, f64::max);
-            // Each exchange rounds by half a unit of 16 bits of significand, of which 3/4 are left after each step: 4 in all at the most.
+            // Each swap rounds by half a unit of 16 bits of significand, which decays by 3/4 in each step: at most 4
+            // such errors in all.
             assert!((f64::from(found) - expected).abs() <= largest / 16_384.0, "{name} {i}: {found}, not {expected}");
             compared += 1;
             moved += usize::from((expected - f64::from(masters[3][i])).abs() > largest / 1_000.0);

@@ -1,4 +1,4 @@
-//! Runs whose steps change their shape on the way, driven as a user drives them.
+//! Runs whose steps change their shape on the way, used as by a user.
 
 use std::fs;
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use capful_tests::binary::{TINY, directory, host};
 use serde_json::Value;
 
-/// From step, tokens of a sequence, sequences, micro-batches, share of the learning rate, clip: as published, the steps
-/// divided by 1000 and the batches by 128, at least one sequence each.
+/// First step, tokens of a sequence, sequences, micro-batches, share of the learning rate, clip: as published, with
+/// steps divided by 1000 and batches by 128, at least one sequence each.
 const PUBLISHED: [(u64, u64, u64, u64, f64, f64); 10] = [
     (0, 8, 32, 1, 0.30, 0.5),
     (2, 16, 32, 1, 0.40, 0.5),
@@ -44,7 +44,7 @@ fn the_published_curriculum_is_the_presets() {
     let scale = |batch: u64, seq_len: u64| if seq_len == 768 { 128 } else { batch * 128 };
     assert_eq!(planned.len(), PUBLISHED.len());
     for (stage, (from, seq_len, batch, accumulate, ..)) in planned.iter().zip(PUBLISHED) {
-        // 64 and 32 sequences of the last ones are less than one after the division.
+        // After the division, the last ones' 64 and 32 sequences are less than one.
         let batch = match seq_len {
             1536 => 64,
             2048 => 32,
@@ -54,7 +54,7 @@ fn the_published_curriculum_is_the_presets() {
         let keys = ["from", "seq_len", "batch_size", "accumulate", "tokens_per_step"];
         assert_eq!(keys.map(|key| stage[key].as_u64().unwrap()), expected);
     }
-    // The arena is the largest stage's and no more: what the stages share is not added.
+    // The arena is as large as that of the largest stage: memory that stages share is not added.
     let largest = planned.iter().map(|s| s["arena_bytes"].as_u64().unwrap()).max();
     assert_eq!(plan["arena_bytes"].as_u64(), largest);
 }
@@ -87,7 +87,7 @@ fn the_whole_curriculum_trains() {
     assert_eq!((state["tokens"].as_u64(), state["position"]["tokens"].as_u64()), (Some(tokens), Some(tokens)));
     let last = lines.last().unwrap();
     assert_eq!(last["heap_allocations"], 0, "{last}");
-    // From ln 512 = 6.24 to below what the frequencies of words alone would give.
+    // From ln 512 = 6.24 to below the loss of word frequencies alone.
     let (loss, unigram) = (last["val_loss"].as_f64().unwrap(), last["baselines"]["unigram"].as_f64().unwrap());
     assert!(loss < 0.9 * unigram, "{loss}, unigram {unigram}");
 }
@@ -106,7 +106,7 @@ fn a_resumed_curriculum_is_the_uninterrupted_one() {
         fs::write(dir.join("run.toml"), stages(&SHORT)).unwrap();
         let flags = format!("--config run.toml --preset {family} {tiny} {kv_heads} --schedule constant --warmup 5");
         host(dir, &format!("train --json {flags} --steps 40 --out {family}-whole")).ok();
-        // Inside the second stage, at its end, and inside the last.
+        // Within the second stage, at its end, and within the last one.
         host(dir, &format!("train --json {flags} --steps 17 --out {family}")).ok();
         for steps in [24, 31, 40] {
             host(dir, &format!("train --json --resume --steps {steps} --out {family}")).ok();

@@ -1,4 +1,4 @@
-//! One flipped bit anywhere in a run is noticed and named: by `host verify`, and by whatever reads the file.
+//! One flipped bit anywhere in a run is detected and named: by `host verify`, and by every command that reads the file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Calls `see` with each of some bits of the file flipped, then puts the file back.
+/// Calls `see` with each of some bits of the file flipped, then restores the file.
 fn flipped(path: &Path, mut see: impl FnMut(usize)) {
     let good = fs::read(path).unwrap();
     for (part, bit) in [(0, 5), (2, 0), (3, 6), (4, 3), (7, 2), (8, 1)] {
@@ -34,7 +34,7 @@ fn flipped(path: &Path, mut see: impl FnMut(usize)) {
     fs::write(path, good).unwrap();
 }
 
-/// The run `run` with checkpoints of steps 1 and 2 and tokens of its own.
+/// The run `run` with checkpoints of steps 1 and 2 and its own tokens.
 fn trained(dir: &Path) {
     let words = ["some", "words", "of", "a", "text", "that", "goes", "on", "and", "ends"];
     let paragraph = |p: usize| {
@@ -60,7 +60,7 @@ fn verify_names_every_file_in_which_a_bit_is_flipped() {
         flipped(&path, |at| {
             let outcome = host(dir, "verify --run run");
             assert_eq!(outcome.status, Some(2), "byte {at} of {name}: {}{}", outcome.out, outcome.err);
-            // A damaged list may speak of the files that it lists.
+            // A damaged list may name the files that it lists.
             let list =
                 name.rsplit_once('/').filter(|(_, file)| ["DONE", "DIGESTS", "metrics.jsonl.xxh3"].contains(file));
             let (folder, file) = list.unwrap_or(("", name));
@@ -100,7 +100,7 @@ fn what_reads_a_damaged_file_names_it_and_the_checkpoint_before() {
         }
     });
     assert!(!dir.join("hf").exists());
-    // What is offered does it.
+    // The suggested remedy works.
     let model = dir.join("run/checkpoint-00000002/model.safetensors");
     let good = fs::read(&model).unwrap();
     let mut bad = good.clone();
@@ -111,7 +111,7 @@ fn what_reads_a_damaged_file_names_it_and_the_checkpoint_before() {
     fs::remove_dir_all(dir.join("run/checkpoint-00000002")).unwrap();
     host(dir, "train --json --resume --out run --steps 2").ok();
     assert!(fs::read(&model).unwrap() == good, "the step is another");
-    // A damaged log ends no run, and is said.
+    // A damaged log ends no run, and is reported.
     let metrics = dir.join("run/metrics.jsonl");
     let text = fs::read_to_string(&metrics).unwrap();
     fs::write(&metrics, text.replacen("loss", "lozs", 1)).unwrap();
@@ -120,7 +120,7 @@ fn what_reads_a_damaged_file_names_it_and_the_checkpoint_before() {
     host(dir, "verify --run run").ok();
 }
 
-/// What earlier versions wrote has no digests, and goes on.
+/// Runs of earlier versions have no digests, and can be resumed.
 #[test]
 fn a_run_without_digests_goes_on() {
     let dir = directory();
@@ -142,7 +142,7 @@ fn a_run_without_digests_goes_on() {
     assert!(host(dir, "verify --run run").ok().out.contains("2 cannot be compared"));
 }
 
-/// Another implementation of the digests reads the lists.
+/// Another implementation of the digests can read the lists.
 #[test]
 fn xxhsum_reads_the_lists() {
     if Command::new("xxhsum").arg("--version").output().is_err() {

@@ -1,5 +1,5 @@
-//! That no bit changed: against committed digests on the reference device, which gives the same bits on every machine;
-//! and between two binaries on the others (tests/digests.sh).
+//! Checks that no bit changed: against committed digests on the reference device, which gives the same bits on every
+//! machine; and between two binaries on the other devices (tests/digests.sh).
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,8 +9,8 @@ use capful_tests::binary::{self, directory, host};
 use capful_tests::digests::{CASES, Setting, checkpoint};
 use rayon::prelude::*;
 
-/// One file for all cases. To write it anew: `CAPFUL_DIGESTS=write cargo test -p capful-tests --test suite digests::`; say in the
-/// change why bits changed.
+/// One file for all cases. To write it anew: `CAPFUL_DIGESTS=write cargo test -p capful-tests --test suite digests::`;
+/// the change must explain why bits changed.
 const COMMITTED: &str = "fixtures/digests.txt";
 
 #[test]
@@ -29,7 +29,7 @@ fn the_reference_device_gives_the_committed_bits() {
     assert_same(&fs::read_to_string(&path).expect("committed digests"), &text);
 }
 
-/// Runs that version 0.1.0 saved at step 10, each as it was configured.
+/// Runs that version 0.1.0 saved at step 10, each with its configuration.
 #[test]
 fn runs_of_an_earlier_version_go_on_as_if_begun_today() {
     let dir = directory();
@@ -76,7 +76,7 @@ fn two_binaries_leave_the_same_bits() {
             let [before, after] = [directory(), directory()];
             let setting = Setting { host: &old, device, algorithms: None, driver };
             let Some(expected) = setting.run(case, before.path()) else { return false };
-            // Algorithms that are chosen by timing would differ from run to run.
+            // Algorithms chosen by timing would differ from run to run.
             let plan = before.path().join(case.name).join("plan.json");
             let algorithms = device.starts_with("cuda").then_some(plan.as_path());
             let found = Setting { host: &new, algorithms, ..setting }.run(case, after.path()).expect("it runs");

@@ -1,4 +1,4 @@
-//! Every command in the documents is one that the program knows, and every configuration one that it takes.
+//! The program knows every command in the documents and accepts every configuration in them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,14 +34,14 @@ fn blocks(page: &Path) -> Vec<(String, Vec<String>)> {
     all
 }
 
-/// The commands of a block: lines that go on behind a backslash joined, comments left out.
+/// The commands of a block: lines continued with a backslash are joined, comments are removed.
 fn commands(lines: &[String]) -> Vec<String> {
     let joined = lines.join("\n").replace("\\\n", " ");
     let bare = joined.lines().map(|line| line.split(" #").next().unwrap_or("").trim().to_owned());
     bare.filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
 }
 
-/// The arguments as a shell would cut them; `…` stands for those of the command above it, a letter for a number.
+/// The arguments as a shell splits them; `…` stands for those of the command above, a letter for a number.
 fn arguments(line: &str) -> Vec<String> {
     let (mut all, mut quote) = (vec![String::new()], None);
     for c in line.chars() {
@@ -53,15 +53,15 @@ fn arguments(line: &str) -> Vec<String> {
         }
     }
     let number = |word: String| if word == "S" || word == "N" { "2".to_owned() } else { word };
-    // One of several values.
+    // The first of several values.
     let one = |word: String| word.split('|').next().unwrap_or_default().to_owned();
     all.into_iter().filter(|word| !word.is_empty() && word != "…").map(number).map(one).collect()
 }
 
-/// What is called, and with what, where the command is capful's own.
+/// The arguments, where the command is capful's own.
 fn ours(line: &str) -> Option<&str> {
     let starts = ["host ", "target/release/host ", "cargo run --release -- "];
-    // Behind a launcher, whose own flags end where the program begins.
+    // After a launcher, whose own flags end where the program begins.
     let launched = ["mpirun ", "torchrun "].iter().any(|launcher| line.starts_with(launcher));
     let line = if launched { line.find("target/release/host ").map_or(line, |at| &line[at..]) } else { line };
     starts.iter().find_map(|start| line.strip_prefix(start))
@@ -91,10 +91,10 @@ fn every_command_in_the_documents_is_known() {
                 let words = arguments(own);
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
                 count += 1;
-                // Flags are read in order, and help ends it: what comes before must be known, with values that it takes.
+                // Flags are read in order, and help ends it: all flags before it must be known and have valid values.
                 let help = host_with(dir.path(), "", &[&words[..], &["--help"]].concat());
                 assert_eq!(help.status, Some(0), "{place}\n{}", help.err);
-                // A plan needs nothing but itself, unless it is made for a file or for this machine's GPU.
+                // A plan needs no other files, unless it is for a file or for this machine's GPU.
                 let files = ["--data", "--tokenizer", "--config", "--device", "--init-from"];
                 if words[0] == "plan" && !words.iter().any(|word| files.contains(word)) {
                     host_with(dir.path(), "", &words).planned();
@@ -119,7 +119,7 @@ fn every_configuration_in_the_documents_is_one() {
     assert!(count >= 2, "{count}");
 }
 
-/// What a page links to is there.
+/// Links to files have existing targets.
 #[test]
 fn every_link_to_a_file_leads_to_one() {
     for page in pages() {

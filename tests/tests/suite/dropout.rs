@@ -1,4 +1,4 @@
-//! Runs whose training steps drop numbers.
+//! Runs with dropout in their training steps.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ fn training_drops_and_evaluations_do_not() {
     let dir = directory();
     let dir = dir.path();
     for flags in ["", "--preset llama-tiny --set kv_heads=1"] {
-        // At a rate of 0 weights stay what they are.
+        // At a learning rate of 0 the weights stay unchanged.
         for p in ["0", "0.5"] {
             host(dir, &format!("train {flags} {TINY} {RUN} --lr 0 --steps 3 --dropout {p} --out {p}")).ok();
         }
@@ -69,7 +69,7 @@ fn a_run_may_go_on_with_another_probability_and_others_are_refused() {
     let line = format!("train {TINY} {RUN}");
     let config = |run: &str| fs::read_to_string(dir.join(run).join("config.toml")).unwrap();
     host(dir, &format!("{line} --steps 4 --out run")).ok();
-    // As a version that knows of none writes it.
+    // As a version without dropout writes it.
     assert!(!config("run").contains("dropout"));
     host(dir, "train --resume --steps 8 --dropout 0.25 --out run").ok();
     assert!(config("run").contains("\ndropout = 0.25\n"));

@@ -1,4 +1,4 @@
-//! Steps by AdamW with a factored second moment against f64.
+//! Steps of AdamW with a factored second moment compared with f64.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const STEPS: i32 = 3;
 const LR: f64 = 1e-3;
 const DECAY: f64 = 0.1;
 
-/// The matrix that a tensor of files is rows of: queries, keys and values are one, and so are gate and up.
+/// The matrix that contains a tensor of the files: queries, keys and values are one matrix, and so are gate and up.
 fn matrix(name: &str) -> String {
     let parts = [
         ["q_proj", "k_proj", "v_proj"],
@@ -28,14 +28,14 @@ fn matrix(name: &str) -> String {
     })
 }
 
-/// What is kept of a matrix: of its rows, tensor by tensor, and of its columns, as means of squares.
+/// The state of a matrix: of its rows, tensor by tensor, and of its columns, as means of squares.
 #[derive(Default)]
 struct Sides {
     rows: BTreeMap<String, Vec<f64>>,
     columns: Vec<f64>,
 }
 
-/// Moves the means of all matrices by the gradients of a step.
+/// Updates the means of all matrices with the gradients of a step.
 fn move_sides(kept: &mut BTreeMap<String, Sides>, gradients: &Tensors, clip: f64) {
     let mut sums: BTreeMap<String, (usize, Vec<f64>)> = BTreeMap::new();
     for (name, g) in gradients.iter().filter(|(_, g)| g.is_matrix()) {
@@ -57,7 +57,7 @@ fn move_sides(kept: &mut BTreeMap<String, Sides>, gradients: &Tensors, clip: f64
     }
 }
 
-/// The weights after some steps on one batch, and what is kept of the matrices.
+/// The weights after some steps on one batch, and the state of the matrices.
 fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>) -> (Tensors, BTreeMap<String, Sides>) {
     let (mut weights, [mut first, mut second]) = (weights.clone(), [zeros_like(weights), zeros_like(weights)]);
     let mut kept = BTreeMap::new();
@@ -109,7 +109,7 @@ fn three_steps_are_the_oracles() {
             for (name, found) in model.tensors("row_column_square.") {
                 let Sides { rows, columns } = &kept[&matrix(&name)];
                 let own: Vec<f64> = rows.values().flatten().copied().collect();
-                // Some rows only pad a table, and columns are means over all.
+                // Some rows only pad a table, and the state of columns is a mean over all rows.
                 let height = found.data.len() - columns.len();
                 let of_columns = columns.iter().map(|c| c * own.len() as f64 / height as f64);
                 assert!(height >= own.len(), "{name}");

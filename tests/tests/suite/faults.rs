@@ -1,7 +1,7 @@
-//! Every call that touches a file fails once, or the process dies at it: what was there stays, and the same line then makes
-//! what an undisturbed one makes.
+//! Every call that touches a file fails once, or the process dies at it: existing files stay, and the same command
+//! afterwards produces the same files as an undisturbed one.
 //!
-//! The tests take every call of another kind or file, with one of three faults in turn. With `CAPFUL_FAULTS=all` they take
+//! The tests take one call for each kind and file, with one of three faults in turn. With `CAPFUL_FAULTS=all` they take
 //! every call with every fault (`tests/long.sh faults`).
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use capful_tests::binary::{Outcome, TINY, directory, host};
 use capful_tests::faults::{How, calls, disturbed};
 use serde_json::Value;
 
-/// The files below `dir` by name, where it is there.
+/// The files below `dir` by name, if it exists.
 fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     fn add(dir: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>>) {
         for entry in fs::read_dir(dir).into_iter().flatten() {
@@ -32,9 +32,9 @@ fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// What is the same whenever a line is run: without what clocks, the free memory and the number of sessions decide.
+/// The part of the files that does not depend on clocks, free memory and the number of sessions.
 fn steady(mut files: BTreeMap<String, Vec<u8>>) -> BTreeMap<String, Vec<u8>> {
-    // A file that nobody has locked is no lock.
+    // An unlocked lock file does not count.
     files.retain(|name, _| !name.starts_with("tb/") && name.rsplit('/').next() != Some("lock"));
     for (name, content) in &mut files {
         match name.as_str() {
@@ -42,7 +42,7 @@ fn steady(mut files: BTreeMap<String, Vec<u8>>) -> BTreeMap<String, Vec<u8>> {
             "metrics.jsonl" => {
                 let lines = String::from_utf8(content.clone()).unwrap();
                 let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-                // A session logs its first step besides.
+                // A session also logs its first step.
                 let kept = lines.filter(|line| line["step"].as_u64().is_some_and(|step| step % 2 == 0));
                 let told = kept.map(|line| format!("{} {} {}\n", line["step"], line["loss"], line["val_loss"]));
                 *content = told.collect::<String>().into_bytes();
@@ -53,7 +53,7 @@ fn steady(mut files: BTreeMap<String, Vec<u8>>) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// Disturbs `line`, which makes `out`, at its calls, each time from the beginning, and runs `again` then.
+/// Disturbs `line`, which produces `out`, at its calls, each time from the beginning, and then runs `again`.
 fn campaign(dir: &Path, line: &str, out: &str, again: &str) {
     let at = dir.join(out);
     let remove = || {
@@ -95,7 +95,7 @@ fn campaign(dir: &Path, line: &str, out: &str, again: &str) {
             if let Some(1 | 2) = status {
                 assert!(err.lines().last().is_some_and(|last| last.starts_with("host: ")), "{case}");
             }
-            // A run that ended well may have an old checkpoint that could not be removed: the next start removes it.
+            // A successful run may have an old checkpoint that could not be removed: the next start removes it.
             if *status != Some(0) || line == again && line.starts_with("train") {
                 let second = host(dir, again);
                 // Killed once everything had its name.
@@ -109,7 +109,7 @@ fn campaign(dir: &Path, line: &str, out: &str, again: &str) {
             };
             let differ = [others(&whole, &found), others(&found, &whole)];
             assert!(found == whole, "{case}\nthen differ (undisturbed, found): {differ:?}");
-            // A lock's file that cannot be removed is no lock, and stays until the next one.
+            // A lock file that cannot be removed is unlocked, and stays until the next one.
             if !call.ends_with(".lock") {
                 assert_eq!(there(dir), names, "{case}");
             }
@@ -140,7 +140,7 @@ fn an_encoding() {
     campaign(dir.path(), line, "set", line);
 }
 
-/// Of three shards: takes minutes.
+/// With three shards: takes minutes.
 #[test]
 #[ignore = "takes minutes: by hand, or tests/long.sh faults"]
 fn an_encoding_of_several_shards() {
@@ -164,7 +164,7 @@ fn a_training_and_its_saves() {
     campaign(dir.path(), &format!("{line} --resume"), "run", &format!("{line} --resume"));
 }
 
-/// Each save is of an evaluation, and the last one's comes after its checkpoint.
+/// Each save belongs to an evaluation, and the last evaluation's comes after its checkpoint.
 #[test]
 fn a_training_that_keeps_its_best() {
     let dir = directory();

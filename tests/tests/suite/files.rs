@@ -1,5 +1,5 @@
-//! The files of a run and of its data that are damaged, changed, gone or in use: what is good is kept, and what is not is
-//! said in one line.
+//! Damaged, changed, missing or locked files of a run and of its data: good files are preserved, and the error is
+//! reported in one line.
 
 #![cfg(unix)]
 
@@ -81,7 +81,7 @@ fn a_directory_in_use_is_refused_and_is_free_again_when_its_process_dies() {
     first.kill().unwrap();
     first.wait().unwrap();
     host(dir, &format!("train --json --resume --steps {} --out run", last(&dir.join("run")))).ok();
-    // The system released it; nothing of it is left.
+    // The system released it; no lock file remains.
     assert!(!names(&dir.join("run")).iter().any(|name| name == "lock"));
 }
 
@@ -128,8 +128,8 @@ fn leftovers_of_our_own_names_are_swept_and_nothing_else() {
     assert!(left.contains(&"checkpoint-00000006".to_owned()) && !left.contains(&"checkpoint-00000005".to_owned()));
 }
 
-/// Runs `host LINE` in a file system of `options`: how it ended and what lies there afterwards. Nothing where the system lets
-/// no one mount one.
+/// Runs `host LINE` in a file system with `options`: returns its result and the files afterwards. `None` where the
+/// system does not allow mounting one.
 fn in_a_small_file_system(dir: &Path, options: &str, line: &str) -> Option<(Outcome, String)> {
     let mount = format!("mkdir -p disk && mount -t tmpfs -o {options} none disk && cd disk");
     let script = format!("{mount} || exit 99; {} {line}; status=$?; find . > ../left; exit $status", path().display());
@@ -149,7 +149,7 @@ fn a_disk_without_room_before_the_first_step_leaves_no_directory() {
     let dir = dir.path();
     fs::write(dir.join("corpus.txt"), text(0..100)).unwrap();
     for data in ["tales", "../corpus.txt"] {
-        // A file system of a fixed number of files and directories, its root being one.
+        // A file system with a fixed number of files and directories, one of which is its root.
         for files in 1.. {
             let options = format!("size=64m,nr_inodes={files}");
             let line = format!("train --json {TINY} --tokenizer byte --steps 2 --data {data} --out deep/run");
@@ -162,7 +162,7 @@ fn a_disk_without_room_before_the_first_step_leaves_no_directory() {
                 break;
             }
             assert!(message.contains("deep") && message.contains("space"), "{files}: {message}");
-            // Tokens that are complete are used by the next attempt.
+            // The next attempt uses complete tokens.
             let complete = left.contains("00000.shard") && !left.contains("config.toml");
             assert!(left == ".\n" || complete, "{data}, {files}: {message}\n{left}");
         }
@@ -176,7 +176,7 @@ fn state(run: &Path, step: u64) -> (std::path::PathBuf, Value) {
     (path, value)
 }
 
-/// Orders of reading that read files again, and those that read tokens.
+/// Orders that read files again, and orders that read tokens.
 const ORDERS: [&str; 3] = ["--order random", "--order consecutive", "--cache none --pool 12KiB --shuffle 16"];
 
 #[test]
@@ -184,7 +184,7 @@ fn other_text_of_the_same_size_is_noticed_when_a_run_goes_on() {
     let dir = directory();
     let dir = dir.path();
     let corpus = dir.join("corpus.txt");
-    // Over 1 MiB, so that not all of it is looked at.
+    // Over 1 MiB, so that not all of it is inspected.
     let good = text(0..8000);
     assert!(good.len() > 1 << 20);
     for (i, order) in ORDERS.into_iter().enumerate() {
@@ -254,7 +254,7 @@ fn a_file_that_changes_under_a_run_is_noticed_when_it_is_read_again() {
         }
         if grows {
             append(&corpus, &text(300..400));
-            // It reads the file many times again.
+            // It reads the file many more times.
             let later = dir.join(format!("grows-{grows}/checkpoint-00002000/DONE"));
             while !later.exists() {
                 assert!(run.try_wait().unwrap().is_none(), "the run ended");
@@ -283,7 +283,7 @@ fn a_run_of_an_earlier_version_goes_on_with_the_data_it_began_with() {
         let (path, mut value) = state(&dir.join(format!("run{i}")), 5);
         forget_digests(&dir.join(format!("run{i}")));
         let size = fs::metadata(&corpus).unwrap().len();
-        // Names and sizes were all that it knew.
+        // It only knew names and sizes.
         let former = |size: u64| Value::from(stream(&format!("0/corpus.txt/{size}")));
         value.as_object_mut().unwrap().remove("source");
         for (data, goes_on) in [(former(size + 1), false), (former(size), true)] {
@@ -341,7 +341,7 @@ fn weights_that_are_not_finite_are_said_to_be_damaged() {
         host(dir, resume).refused(1, &["checkpoint-00000005/optimizer.safetensors", "not finite", "damaged"]);
         fs::write(&file, good).unwrap();
     }
-    // Finite numbers whose sums are not.
+    // Finite numbers with sums that are not.
     let file = saved.join("model.safetensors");
     let mut bytes = fs::read(&file).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -366,7 +366,7 @@ fn a_model_that_others_would_load_as_a_dense_one_has_a_type_of_its_own() {
             let config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
             assert_eq!(config["model_type"] != dense, own, "{run}: {config}");
             assert_eq!(config["attention"]["block"] == 16, own, "{run}: {config}");
-            // What an earlier version wrote still loads here.
+            // Configurations written by an earlier version still load here.
             fs::write(&path, config.to_string().replace("yxanul", dense)).unwrap();
             forget_digests(&dir.join(&run));
             host(dir, &format!("eval --json --run {run}")).ok();

@@ -8,12 +8,12 @@ use std::process::Stdio;
 
 use capful_tests::binary::{Outcome, command, directory};
 
-/// Few tokens: on the stand-in every thread of a kernel is played out.
+/// Few tokens: the stand-in simulates every thread of a kernel.
 const SMALL: &str = "--preset yxanul-tiny --set layers=1 --set d_model=16 --set heads=2 --set kv_heads=1 --set d_ff=32 \
                      --set rank=16 --vocab-size 300 --seq-len 16 --batch-size 2 --chunk 32 --eval-tokens 100 \
                      --schedule constant --warmup 5 --eval-every 0 --baseline-tokens 0";
 
-/// `host LINE` with these variables, on the stand-in.
+/// Runs `host LINE` with these variables, on the stand-in.
 fn stand_in(dir: &Path, line: &str, variables: &[(&str, &str)]) -> Outcome {
     let mut command = command(dir, line);
     command.env("CAPFUL_CUDA_DRIVER", capful_kernels::STAND_IN).envs(variables.iter().copied());
@@ -52,7 +52,7 @@ fn a_run_in_fp8_goes_on_with_the_same_bits_and_learns_as_in_bf16() {
         resume(&out, 22, "");
         assert_same(dir, "whole", &out, 22);
     }
-    // A run in bf16 has no history; there and back.
+    // A run in bf16 has no history; switches to fp8 and back.
     train("bf16", 3, "changed");
     resume("changed", 6, "--precision fp8");
     let found = loss(&resume("changed", 22, "--precision bf16"));
@@ -69,17 +69,17 @@ fn the_plan_counts_the_copies() {
     let bytes = |precision: &str| -> u64 {
         let plan = plan(precision);
         let lines = plan["regions"].as_array().expect("lines").iter();
-        // Not those of a micro-batch's values.
+        // Without the scales of a micro-batch's values.
         let passing =
             |n: &str| ["fp8.input", "fp8.out_grad", "fp8.down_grad", "fp8.up_grad"].iter().any(|p| n.starts_with(p));
         let copies = lines.filter(|l| l["name"].as_str().is_some_and(|n| n.starts_with("fp8.") && !passing(n)));
         copies.filter_map(|l| l["bytes"].as_u64()).sum()
     };
-    // The weights' copies, both ways round, and 28 layers of 12 tensors: 16 steps, the largest, the scale, and its
-    // inverse four times.
+    // The weights' copies in both orientations, and 28 layers of 12 tensors: 16 steps, the largest value, the scale,
+    // and its inverse four times.
     assert_eq!(bytes("fp8"), 2 * 28 * 6_094_848 + 28 * 12 * 22 * 4);
     assert_eq!(bytes("bf16"), 0);
-    // Products of copies gain more than the copies cost.
+    // Multiplying the copies saves more time than making them costs.
     let seconds = |precision: &str| plan(precision)["roofline_seconds"].as_f64().expect("seconds");
     assert!(seconds("fp8") < 0.95 * seconds("bf16"), "{} and {}", seconds("fp8"), seconds("bf16"));
 }

@@ -1,5 +1,5 @@
-//! What a model from elsewhere says of how it generates: where it ends, how it draws, how its conversations become text. It is
-//! followed and goes along, from one format to the other.
+//! The generation settings of an imported model: its end tokens, its sampling, its chat template. They are used, and
+//! exported from one format to the other.
 
 use std::fs;
 use std::io::Write as _;
@@ -18,7 +18,7 @@ fn again(dir: &Path) {
     import(dir, &dir.join("model")).ok();
 }
 
-/// What is said on a prompt, the likeliest tokens.
+/// The most likely tokens after a prompt.
 fn generated(dir: &Path, run: &str, flags: &str) -> (Vec<u64>, String, String) {
     let line = host(dir, &format!("generate --json --run {run} --prompt bear --max-tokens 12 {flags}")).ok().json();
     let text = |key: &str| line[key].as_str().unwrap().to_owned();
@@ -42,7 +42,7 @@ fn a_text_ends_at_every_end_token_that_the_model_names() {
     again(dir);
     let (ids, _, end) = generated(dir, "run", "--temperature 0");
     assert_eq!(end, "max-tokens");
-    // The first token that did not come before it, in the middle.
+    // The first token, in the middle, that did not occur before.
     let at = (3..12).find(|at| !ids[..*at].contains(&ids[*at])).unwrap();
     let both = json!([ids[at], 2]);
     for file in ["config.json", "generation_config.json"] {
@@ -63,7 +63,7 @@ fn a_text_ends_at_every_end_token_that_the_model_names() {
             assert_eq!(json_file(&dir.join(format!("there-{file}/{exported}")))["eos_token_id"], both, "{file}");
         }
     }
-    // A model that goes on being trained has them too.
+    // A run that continues training the model has them, too.
     let line = training(&super::import::fixture("texts.jsonl")).replace("--steps 50", "--steps 1");
     let line = line.replace("--lr 0.003", "--lr 0");
     host(dir, &format!("{line} --init-from run --out tuned")).ok();
@@ -92,19 +92,19 @@ fn output_ends_before_a_text_that_several_tokens_make() {
     let line =
         Outcome::of("generate", generate.args(["--stop", "nowhere", "--stop", &stop]).output().unwrap()).ok().json();
     assert_eq!((line["text"].as_str(), line["end"].as_str()), (Some(expected), Some("stop")));
-    // A chat shows the same, nothing of the text among it, and goes on behind what it showed.
+    // A chat shows the same, without the stop text, and continues after the displayed text.
     let stops = ["--temperature", "0", "--stop", stop.as_str()];
     let shown = chat(dir, &stops, "bear\n/params\nsnow\n");
     let lines: Vec<&str> = shown.out.lines().collect();
     assert_eq!((lines[0], lines.len()), (expected, 2), "{shown:?}");
     assert!(!shown.out.contains(&stop), "{shown:?}");
-    // Its mark, `bear`, four words and the beginning of the fifth.
+    // The begin mark, `bear`, four words and the beginning of the fifth.
     assert!(shown.err.contains("context: 7 of 512 positions"), "{shown:?}");
     let prompt = format!("bear {expected} snow");
     let mut generate = command(dir, "generate --json --run run --max-tokens 12 --temperature 0");
     let line = generate.args(["--stop", &stop, "--prompt", &prompt]).output().unwrap();
     assert_eq!(Outcome::of("generate", line).ok().json()["text"].as_str(), Some(lines[1]));
-    // The name of a special token is that token; an empty text is none.
+    // The name of a special token stands for that token; an empty text is ignored.
     let (_, _, end) = generated(dir, "run", "--temperature 0 --stop <unk-no-such>");
     assert_eq!(end, "max-tokens");
     host(dir, "generate --run run --stop=").refused(2, &["--stop", "empty"]);
@@ -129,7 +129,7 @@ fn a_model_is_drawn_from_as_it_says_unless_a_flag_does() {
     fs::write(model.join("generation_config.json"), "{\"do_sample\": false}").unwrap();
     again(dir);
     assert_eq!(generated(dir, "run", "--seed 4"), likeliest);
-    // One that says nothing is as before.
+    // Without settings, generation is as before.
     fs::remove_file(model.join("generation_config.json")).unwrap();
     again(dir);
     let usual = generated(dir, "run", "--seed 4 --temperature 0.8 --top-p 0.95");
@@ -187,7 +187,7 @@ fn what_a_model_says_goes_along_to_either_format() {
         "temperature": 0.5, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.5, "max_new_tokens": 9});
     fs::write(model.join("generation_config.json"), file.to_string()).unwrap();
     import(dir, &model).ok();
-    // And by way of a run that goes on from it.
+    // And through a run that begins from it.
     fs::write(dir.join("texts.txt"), "the bear went home\n".repeat(200)).unwrap();
     let train = "train --json --steps 1 --init-from run --data texts.txt --batch-size 1 --seq-len 16 --eval-tokens 200 \
                  --baseline-tokens 0 --out tuned";
@@ -212,12 +212,12 @@ fn what_a_model_says_goes_along_to_either_format() {
         }
     }
     assert!(chat(dir, &[], "/quit\n").err.contains("chat template is applied"));
-    // A template among the marks, as versions before had it; one of several has a name.
+    // A template in the tokenizer's configuration, as in older versions; one of several has a name.
     fs::remove_file(model.join("chat_template.jinja")).unwrap();
     edit(&model.join("tokenizer_config.json"), |config| {
         config["chat_template"] = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
     });
-    // And of more end tokens than the format has names for the first.
+    // And with more end tokens than the format has fields for.
     edit(&model.join("generation_config.json"), |file| file["eos_token_id"] = json!([258, 256, 257, 5]));
     again(dir);
     let said = host(dir, "export --run run --to gguf named.gguf").ok().err;

@@ -1,4 +1,4 @@
-//! Decoding with weights and tables in a read-only image: the bits of decoding with everything in the arena.
+//! Decoding with weights and tables in a read-only image gives the bits of decoding with everything in the arena.
 
 use capful_core::device::{Device as _, InIntegers, Meter, Op, OperationError, Rates, Reference, Single};
 use capful_core::integer::Integer;
@@ -11,7 +11,7 @@ use capful_tests::oracle::transformer::mixtures;
 
 const LENGTH: u32 = 12;
 
-/// Where a model's decoding lies.
+/// The layout of a model's decoding.
 struct Laid<F: Family> {
     lasting: F::Lasting,
     decoding: F::Decoding,
@@ -31,7 +31,7 @@ fn lay<F: Family>(model: &F, image: bool, weights: Option<Integer>) -> Laid<F> {
     Laid { lasting, decoding, entries, arena, image }
 }
 
-/// What the image would hold.
+/// The regions that the image would contain.
 fn constants<F: Family>(laid: &Laid<F>) -> impl Iterator<Item = &Entry> {
     laid.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Scale | Role::Constant))
 }
@@ -108,7 +108,7 @@ fn an_image_is_not_written_and_a_device_without_one_says_so() {
     let mut device = Reference { arena: Arena::new(&mut storage) };
     let error = model.decode(&mut device, &laid.lasting, &laid.decoding, Pattern::DENSE).unwrap_err();
     assert!(matches!(error, OperationError::Arena(ArenaError::NoImage(_))), "{error}");
-    // A product into a weight.
+    // A matrix multiplication that writes to a weight.
     let weight = laid.lasting.network.weights.out.weight.at(0);
     let square = Region { offset: 0, space: Space::Arena, ..weight };
     let op: Op = Linear::new(square, Region { offset: square.end(), ..square }, None, weight).into();
@@ -117,7 +117,7 @@ fn an_image_is_not_written_and_a_device_without_one_says_so() {
     let arena = Arena::with_image(&mut storage, bytemuck::cast_slice(&flash)).expect("words are aligned");
     let error = Reference { arena }.run(&op).unwrap_err();
     assert!(matches!(error, OperationError::Arena(ArenaError::ReadOnly(_))), "{error}");
-    // What writes to nothing but the arena passes the meter.
+    // Operations that write only to the arena pass the meter.
     let mut meter = Meter::new(&Single, Rates::ONE);
     model.decode(&mut meter, &laid.lasting, &laid.decoding, Pattern::DENSE).expect("a token");
 }

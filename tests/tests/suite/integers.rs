@@ -1,4 +1,4 @@
-//! Weights in 8 and 4 bits: what a trained model scores with them, what they take, and who refuses them.
+//! Weights in 8 and 4 bits: a trained model's scores with them, their memory, and the cases that are refused.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -27,7 +27,7 @@ const MICRO: MicroBatch = MicroBatch {
     documents: false,
 };
 
-/// The numbers of a weight, as integers say them; its region has so many rows, the last of which may be padding.
+/// The dequantised numbers of a weight; its region has this many rows, the last of which may be padding.
 fn rounded(integer: Integer, weight: &[f32], [rows, columns]: [usize; 2], group: u32) -> (Vec<u8>, Vec<u16>, Vec<f32>) {
     let (stride, groups) = (integer.dtype().row_bytes(columns as u32) as usize, columns.div_ceil(group as usize));
     let (mut codes, mut scales, mut numbers) = (vec![0; rows * stride], Vec::new(), Vec::new());
@@ -43,7 +43,7 @@ fn rounded(integer: Integer, weight: &[f32], [rows, columns]: [usize; 2], group:
     (codes, scales, numbers)
 }
 
-/// The loss of each token of a model whose matrices are the numbers of integers: in integers, or in f32.
+/// The loss of each token of a model whose matrices are dequantised integers: computed in integers, or in f32.
 fn losses(model: &Transformer, integer: Integer, in_integers: bool) -> Vec<f32> {
     let profile = InIntegers { profile: &Single, weights: in_integers.then_some(integer) };
     let mut entries: Vec<Entry> = Vec::new();
@@ -52,7 +52,7 @@ fn losses(model: &Transformer, integer: Integer, in_integers: bool) -> Vec<f32> 
     let lasting = model.lay_lasting(&profile, Purpose::Evaluation, &mut layout);
     let evaluation = model.lay_evaluation(&MICRO, &profile, &mut layout);
     let bytes = layout.high_water().expect("it fits");
-    // Which weights are in integers, and their groups: as the layout of integers says, whichever of both is filled.
+    // The weights that are in integers, and their groups: as in the layout of integers, whichever of the two is filled.
     let mut groups = HashMap::new();
     let mut note = |e: &Entry| {
         if e.slot.role == Role::Scale {
@@ -73,7 +73,7 @@ fn losses(model: &Transformer, integer: Integer, in_integers: bool) -> Vec<f32> 
             let mut values = vec![0.0; entry.slot.elements() as usize];
             FirstValues::new(&entry.slot, layer, 5).fill(0, &mut values);
             let (place, columns) = (entry.place.at(layer), entry.slot.shape[3]);
-            // Every matrix hands on what it is given about as large as it was, so that each of them counts.
+            // Every matrix preserves the magnitude of its input, so that each of them matters.
             if groups.contains_key(entry.slot.name) {
                 let rms = (values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32).sqrt();
                 values.iter_mut().for_each(|x| *x /= rms * (columns as f32).sqrt());
@@ -104,7 +104,8 @@ fn losses(model: &Transformer, integer: Integer, in_integers: bool) -> Vec<f32> 
     device.arena.f32(Transformer::evaluation_losses(&evaluation)).expect("losses").to_vec()
 }
 
-/// Every weight meets its own scales, in every mixture of parts: all that differs from f32 is that activations are rounded.
+/// Every weight uses its own scales, in every mixture of parts: the only difference to f32 is the rounding of
+/// activations.
 #[test]
 fn every_mixture_in_integers_scores_as_with_the_numbers_of_its_codes() {
     for config in mixtures() {
@@ -143,7 +144,7 @@ fn loss(value: &Value) -> f64 {
     value["loss"].as_f64().expect("a loss")
 }
 
-/// Trains a model of a few parts, and holds what it scores in integers beside f32.
+/// Trains a model of a few parts, and compares its scores in integers with f32.
 #[test]
 fn a_trained_model_is_scored_and_generates_in_integers() {
     for preset in ["--preset pythia-tiny", "--preset yxanul-tiny --set kv_heads=1 --set rank=8"] {
@@ -188,7 +189,7 @@ fn who_has_no_integers_says_so() {
     assert!(refused("eval --run run --weights int3").err.contains("int3"));
 }
 
-/// What a model of 260,032 parameters takes: the ledger's own sum, and the same worked out by hand.
+/// The memory of a model of 260,032 parameters: the ledger's sum, compared with a computation by hand.
 #[test]
 fn the_image_of_a_small_model_fits_a_microcontroller() {
     let dir = directory();

@@ -1,4 +1,4 @@
-//! `host train --live`: the page of a run while it goes on, over real sockets.
+//! `host train --live`: the page of a run in progress, over real sockets.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -13,7 +13,7 @@ use capful_tests::page::{all, number};
 use capful_tests::runs;
 use serde_json::Value;
 
-/// A run that serves its page, and what it says.
+/// A run that serves its page, and its output.
 struct Served {
     child: Child,
     port: u16,
@@ -50,7 +50,7 @@ impl Served {
         stream
     }
 
-    /// What is answered to these bytes; as much as came where the server cut it.
+    /// The response to these bytes; truncated where the server closed the connection.
     fn ask(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         let _ = stream.write_all(bytes);
@@ -59,7 +59,7 @@ impl Served {
         String::from_utf8(answer).unwrap()
     }
 
-    /// What is answered to a request line with more fields.
+    /// The response to a request line with more fields.
     fn get(&self, line: &str, fields: &str) -> String {
         self.ask(format!("{line} HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n{fields}\r\n", self.port).as_bytes())
     }
@@ -83,7 +83,7 @@ impl Served {
         Events(BufReader::new(stream))
     }
 
-    /// Interrupts it and waits for its end, which comes soon.
+    /// Interrupts the run and waits for its end, which must come soon.
     fn interrupt(mut self) -> Vec<String> {
         Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().unwrap();
         let begun = Instant::now();
@@ -152,7 +152,7 @@ fn assert_figures(html: &str, run: &Path, logged: Option<usize>) {
     }
 }
 
-/// How many steps a page has of a run.
+/// The number of a run's steps on a page.
 fn logged(html: &str) -> usize {
     all(html, "data-name=\"training loss\" data-count=\"").first().map_or(0, |count| count.parse().unwrap())
 }
@@ -161,7 +161,7 @@ fn logged(html: &str) -> usize {
 fn the_page_is_that_of_its_run_while_it_goes_on_and_changes_nothing_of_it() {
     let dir = directory();
     let dir = dir.path();
-    // Some ten seconds of a quiet machine: there are several events, and pages drawn anew, however quick it is.
+    // Some ten seconds on an idle machine: enough for several events and new pages on any machine.
     let flags = format!("{TINY} --threads 1 --steps 20000 --eval-every 4000 --log-every 200 --json");
     let run = Served::train(dir, &format!("{flags} --out live"));
     let mut events = run.events();
@@ -172,14 +172,14 @@ fn the_page_is_that_of_its_run_while_it_goes_on_and_changes_nothing_of_it() {
     for (name, data) in &mut events {
         assert!(data["loss"].is_f64() || data["step"] == 0, "{data}");
         steps.push(data["step"].as_u64().unwrap());
-        // Whoever has read of the end gets the last page.
+        // A reader of the end event gets the last page.
         before = std::mem::replace(&mut last, run.page());
         if name == "end" {
             break;
         }
     }
     drop(events);
-    // At most one a second, each of a logged step, and the last of the last one.
+    // At most one event in a second, each for a logged step, and the last for the last step.
     assert!(steps.len() >= 3 && steps.windows(2).all(|two| two[0] <= two[1]), "{steps:?}");
     assert!(steps.iter().all(|step| step % 200 == 0 || *step == 1) && steps.last() == Some(&20_000), "{steps:?}");
     let mut run = run;
@@ -188,17 +188,17 @@ fn the_page_is_that_of_its_run_while_it_goes_on_and_changes_nothing_of_it() {
     assert!(run.child.wait().unwrap().success());
     let lines = dir.join("live");
     assert_figures(&last, &lines, None);
-    // What was handed over, and not read.
+    // A page that was delivered and read late.
     assert!(before.contains("data-value=\"running\"") && logged(&before) > logged(&first), "{}", logged(&before));
     assert_figures(&before, &lines, Some(logged(&before)));
     assert!(last.contains("data-key=\"state\" data-value=\"done\"") && !last.contains("<script"), "{last}");
     assert!(last.contains("data-label=\"unigram\""), "what the command said at its end");
-    // Nothing but what a report has, beside what says that it is served.
+    // Only the parts of a report, apart from the marks of a served page.
     host(dir, "report --run live --out page.html").ok();
     let report = fs::read_to_string(dir.join("page.html")).unwrap();
     let main = |html: &str| html.split("<main>").nth(1).unwrap().split("</main>").next().unwrap().to_owned();
     assert_eq!(main(&report), main(&last));
-    // Steps allocate nothing, whoever asks.
+    // Steps allocate nothing, whatever requests there are.
     let result: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
     assert_eq!(result["heap_allocations"], 0, "{result}");
 
@@ -251,7 +251,7 @@ fn what_is_not_for_this_page_is_refused() {
     assert_eq!(status(&run.ask(long.as_bytes())), "431");
     assert_eq!(status(&run.ask(&[0; 64 << 10])), "400");
     assert_eq!(status(&run.ask(b"EHLO\r\n\r\n")), "400");
-    // A body of a megabyte: the answer is read all the same.
+    // A body of a megabyte: the response can be read nevertheless.
     let long = format!("POST / HTTP/1.1\r\n{own}\r\nContent-Length: 1000000\r\n\r\n{}", "x".repeat(1_000_000));
     assert_eq!(status(&run.ask(long.as_bytes())), "405");
     assert!(TcpStream::connect(("::1", port)).is_err(), "it listens elsewhere");
@@ -265,7 +265,8 @@ fn clients_that_wait_and_trickle_lose_their_places_and_the_run_goes_on() {
     let flags = format!("{TINY} --threads 1 --log-every 1");
     let run = Served::train(dir, &format!("{flags} --steps 1000000 --out run"));
     let begun = Instant::now();
-    // A client of events that reads nothing, one that writes a byte at a time, and idle ones for the other places and more.
+    // A client of events that reads nothing, one that writes a byte at a time, and idle ones that exceed the remaining
+    // slots.
     let deaf = run.events();
     let trickle = run.connect();
     let idle: Vec<TcpStream> = (0..10).map(|_| run.connect()).collect();
@@ -286,17 +287,17 @@ fn clients_that_wait_and_trickle_lose_their_places_and_the_run_goes_on() {
     let _ = first.read_to_string(&mut answer);
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
-    // A page is drawn as rarely as it takes long.
+    // The longer a page takes to draw, the less often it is drawn.
     let (before, begun) = (logged(&run.page()), Instant::now());
     let after =
         std::iter::repeat_with(|| logged(&run.page())).find(|now| *now > before || begun.elapsed().as_secs() > 20);
     let after = after.unwrap();
     assert!(before > 0 && after > before, "{before} {after}");
-    // The stream that nobody reads is open still, and does not hold the end up.
+    // The unread stream of events is still open, and does not delay the end.
     run.interrupt();
     drop((deaf, idle));
 
-    // What goes on has the lines of before.
+    // A resumed run has the earlier lines.
     let run = Served::train(dir, "--resume --out run");
     let lines = || fs::read_to_string(dir.join("run/metrics.jsonl")).unwrap().lines().count();
     let (page, written) = (run.page(), lines());
@@ -318,7 +319,7 @@ fn a_port_that_cannot_be_had_is_refused_before_anything_is_made() {
         ("-1".to_owned(), "--live"),
         ("x".to_owned(), "--live"),
     ];
-    // Not where this is an administrator's process.
+    // Not for a privileged process.
     if TcpListener::bind((Ipv4Addr::LOCALHOST, 1)).is_err() {
         refusals.push(("1".to_owned(), "this port is not for everybody"));
     }
@@ -349,6 +350,6 @@ fn a_plan_counts_the_page() {
     host(dir, &format!("{line} --live 0")).refused(2, &["more than the"]);
     assert!(!dir.join("other").exists());
     host(dir, &line).ok();
-    // It is no part of the run's configuration.
+    // The flag is not part of the run's configuration.
     assert!(!fs::read_to_string(dir.join("with/config.toml")).unwrap().contains("live"));
 }

@@ -1,6 +1,7 @@
-//! The real binary and the real files, as a user meets them, and whole models against independent oracles.
+//! The real binary and real files, as a user uses them, and whole models compared with independent oracles.
 //!
-//! One program, because each links everything again. Tests that count allocations have programs of their own.
+//! One program, because each test program links everything again. Tests that count allocations have programs of their
+//! own.
 
 mod adapters;
 mod averages;

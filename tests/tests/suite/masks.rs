@@ -1,4 +1,4 @@
-//! Training whose attention stays inside documents.
+//! Training with attention inside documents.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 const LENGTH: usize = 37;
 const VOCAB: usize = 61;
 
-/// A Pythia and a Yxanul whose documents have so many tokens.
+/// A Pythia and a Yxanul with documents of this many tokens.
 fn families(documents: usize) -> [Config; 2] {
     let documents = Some(documents);
     [
@@ -23,11 +23,12 @@ fn families(documents: usize) -> [Config; 2] {
     ]
 }
 
-/// Documents of two tokens, the first of which has one in its row, of some, with ends where blocks of the pattern end, and one over the whole row.
+/// Documents of two tokens (the first has one of them in its row), of some more, with ends at the ends of the pattern's
+/// blocks, and one over the whole row.
 const DOCUMENTS: [usize; 4] = [2, 9, 16 + BEFORE, 60];
 
-/// The loss of all targets together, and its gradients, by a model of each document: in a row of its own, from position 0, and
-/// with nothing said of documents.
+/// The loss of all targets together, and its gradients, from a separate row for each document, from position 0, without
+/// masking documents.
 fn one_by_one(config: &Config, device: &capful_host::device::AnyProfile, batch: Batch<'_>) -> (f64, Tensors) {
     let weights = config.formula_weights(0.4);
     let whole = Config { documents: None, ..*config };
@@ -98,7 +99,7 @@ fn training_looks_at_documents_and_evaluations_do_not() {
     let dir = directory();
     let dir = dir.path();
     for flags in ["", "--preset yxanul-tiny --set rank=5 --set kv_heads=1"] {
-        // At a rate of 0 weights stay what they are; of first values attention sees little.
+        // At a learning rate of 0 the weights stay unchanged; with initial weights attention has little effect.
         for (out, masks) in [("whole", ""), ("inside", "--mask-documents")] {
             let line = format!("train {flags} {TINY} {RUN} --lr 0 --steps 3 {masks} --out {out}");
             host(dir, &line).ok();
@@ -126,7 +127,7 @@ fn threads_recomputation_and_an_interruption_change_no_bit() {
     }
     assert!(weights(dir, "one", 8) == weights(dir, "two", 8));
     assert!(weights(dir, "one", 8) != weights(dir, "none", 8));
-    // The mask is remembered.
+    // A resumed run uses the mask, too.
     host(dir, &format!("train {TINY} {RUN} --steps 4 --mask-documents --out parts")).ok();
     host(dir, "train --resume --steps 8 --out parts").ok();
     assert!(weights(dir, "parts", 8) == weights(dir, "one", 8));
@@ -155,7 +156,7 @@ fn a_run_may_begin_to_look_at_documents_and_others_cannot() {
     let line = format!("train {TINY} {RUN}");
     let config = |run: &str| fs::read_to_string(dir.join(run).join("config.toml")).unwrap();
     host(dir, &format!("{line} --steps 4 --out run")).ok();
-    // As a version that knows of none writes it.
+    // As a version without masks writes it.
     assert!(!config("run").contains("mask_documents"));
     host(dir, "train --resume --steps 8 --mask-documents --out run").ok();
     assert!(config("run").contains("\nmask_documents = true\n"));

@@ -1,4 +1,4 @@
-//! The plan's account of memory beside what a run really takes.
+//! The plan's memory compared with that of a real run.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::path::Path;
 use capful_tests::binary::{Outcome, TINY, host};
 use serde_json::Value;
 
-/// The tiny run without its number of held-out tokens, and with a tokenizer that is not built: building one takes more.
+/// The tiny run without its number of held-out tokens, and with a tokenizer that needs no building, which takes more
+/// memory.
 fn tiny() -> String {
     format!("{} --tokenizer byte", TINY.replace("--eval-tokens 500 --baseline-tokens 20000", ""))
 }
@@ -35,9 +36,9 @@ fn a_run_scored_on_many_tokens_stays_within_its_plan() {
     let few = plan(dir, "--eval-tokens 500");
     let flags = "--eval-tokens 2000000";
     let needed = bytes(&plan(dir, flags), "arena_bytes") + bytes(&plan(dir, flags), "outside_arena_bytes");
-    // Four bytes a token, and four a document of sixteen tokens on average.
+    // Four bytes for each token, and four for each document of sixteen tokens on average.
     assert_eq!(held_out(&plan(dir, flags)), 2_000_000 * 4 + (2_000_000 / 16 + 64) * 4);
-    // No more is asked for than the run itself needs: the baselines make do with what it gives back.
+    // No more is needed than for the run itself: the baselines use the memory that it frees.
     let flags = format!("{flags} --budget {needed}B");
     let planned = plan(dir, &flags);
     assert_eq!((bytes(&planned, "needed_bytes"), &planned["fits"]), (needed, &Value::Bool(true)));
@@ -45,10 +46,10 @@ fn a_run_scored_on_many_tokens_stays_within_its_plan() {
     let peak = bytes(&run, "peak_rss_bytes");
     println!("peak {peak}, planned {needed}");
     assert!(peak <= needed, "{peak} of {needed}");
-    // The margin: code that is not in memory, and the command's heap.
+    // The margin: code that is not resident, and the command's heap.
     assert!(needed - peak <= 48 << 20, "{peak} of {needed}");
     assert!(bytes(&run["baselines"], "tokens") > 0);
-    // More than the budget is refused before anything is read, with the flag that helps.
+    // More than the budget is refused before anything is read, with a helpful flag.
     let budget = bytes(&few, "arena_bytes") + bytes(&few, "outside_arena_bytes") + (1 << 20);
     let line = format!("train {} --eval-tokens 100000000 --budget {budget}B --out other", tiny());
     host(dir, &line).refused(2, &["more than the", "of --budget", "--eval-tokens "]);
@@ -65,7 +66,7 @@ fn plan_and_train_print_the_same_ledger() {
     for key in ["arena_bytes", "regions", "outside", "moments", "main_memory_bytes", "needed_bytes"] {
         assert_eq!(planned[key], trained[key], "{key}");
     }
-    // Moments follow each other and the run: the largest counts, and not their sum.
+    // The moments of a run follow each other: the largest counts, not their sum.
     let run = bytes(&planned, "arena_bytes") + bytes(&planned, "outside_arena_bytes");
     let moments = planned["moments"].as_array().unwrap();
     let most = moments.iter().map(|moment| bytes(moment, "bytes")).max().unwrap();

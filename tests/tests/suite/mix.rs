@@ -7,7 +7,7 @@ use capful_core::random::Random;
 use capful_tests::binary::{Outcome, TINY, directory, host};
 use serde_json::Value;
 
-/// So many documents of letters from `first` on, each of them followed by the next or the one after it.
+/// `count` documents of letters from `first` on, each letter followed by the next one or the one after it.
 fn documents(count: u64, first: u8, seed: u64) -> String {
     let random = Random::new(seed, 0);
     let text = |i: u64| {
@@ -21,7 +21,7 @@ fn documents(count: u64, first: u8, seed: u64) -> String {
     (0..count).map(|i| serde_json::json!({ "text": text(i) }).to_string() + "\n").collect()
 }
 
-/// Two sources of other letters: a large one in two files, and a small one.
+/// Two sources with different letters: a large one in two files, and a small one.
 fn sources(dir: &Path) {
     fs::create_dir(dir.join("books")).unwrap();
     fs::write(dir.join("books/a.jsonl"), documents(200, b'a', 1)).unwrap();
@@ -39,7 +39,7 @@ fn train(dir: &Path, flags: &str) -> Outcome {
     host(dir, &line(flags))
 }
 
-/// The lines of a run's metrics without what depends on the clock.
+/// The lines of a run's metrics without the values that depend on the clock.
 fn metrics(run: &Path) -> Vec<Value> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let without = |line: &str| {
@@ -67,7 +67,7 @@ fn a_run_on_two_sources_says_what_it_draws_and_scores_each_and_resumes_exactly()
     let flags = "--eval-every 20 --log-every 1 --threads 1";
     let whole = train(dir, &format!("{MIX} {flags} --steps 96 --out whole")).ok();
     let done = whole.json_lines().pop().unwrap();
-    // 384 sequences are three blocks.
+    // 384 sequences are six blocks of 64.
     let sources = done["sources"].as_array().unwrap();
     let tokens: Vec<_> = sources.iter().map(|one| one["drawn"].as_u64().unwrap()).collect();
     assert_eq!(tokens, [288 * 32, 96 * 32], "{done}");
@@ -85,7 +85,7 @@ fn a_run_on_two_sources_says_what_it_draws_and_scores_each_and_resumes_exactly()
     assert_eq!(scored.len(), 5);
     assert!(scored.iter().flatten().all(|loss| *loss > 0.0) && scored[0][0] > scored[4][0], "{scored:?}");
     assert!((scored[4][1] - losses[1]).abs() < 1e-6);
-    // A chart of each.
+    // A chart of each source.
     let events: Vec<u8> =
         fs::read_dir(dir.join("whole/tb")).unwrap().flat_map(|e| fs::read(e.unwrap().path()).unwrap()).collect();
     for tag in ["data/share/books", "data/share/code.jsonl", "validation/loss/books", "validation/loss/code.jsonl"] {
@@ -101,7 +101,7 @@ fn a_run_on_two_sources_says_what_it_draws_and_scores_each_and_resumes_exactly()
     assert!(screen.err.contains("25.00 % ") && screen.err.contains("passes over its"), "{}", screen.err);
     assert!(screen.out.contains(" on ") && screen.out.contains("code.jsonl"), "{}", screen.out);
 
-    // Stopped anywhere and gone on with, from another place, with other threads: the same.
+    // Stopped at any step and resumed, in another directory, with other threads: the same result.
     train(dir, &format!("{MIX} {flags} --steps 37 --schedule constant --out part")).ok();
     train(dir, &format!("{MIX} {flags} --steps 96 --schedule constant --out other")).ok();
     fs::create_dir(dir.join("moved")).unwrap();
@@ -121,13 +121,13 @@ fn a_run_on_two_sources_says_what_it_draws_and_scores_each_and_resumes_exactly()
     ] {
         host(dir, &format!("train --json --resume --out part --steps 99 {data}")).refused(2, &[says]);
     }
-    // What was held out is scored again, each by itself; the files are found where they lie now.
+    // The held-out documents of each source are scored again; the files are found at their current paths.
     let scored = host(dir, "eval --json --run part").ok().json();
     assert_eq!(numbers(&scored["val_by_source"]).len(), 2);
     let last = metrics(&dir.join("part")).pop().unwrap();
     assert!((scored["loss"].as_f64().unwrap() - last["val_loss"].as_f64().unwrap()).abs() < 1e-6);
     host(dir, "verify --run part").ok();
-    // One separate source for all has one loss.
+    // A single separate validation source has one loss.
     fs::write(dir.join("v.jsonl"), documents(20, b'a', 9)).unwrap();
     let data = "--data books --data moved/code.jsonl";
     let one = train(dir, &format!("{data} --validation v.jsonl --steps 3 --out one")).ok().json_lines().pop().unwrap();
@@ -135,10 +135,10 @@ fn a_run_on_two_sources_says_what_it_draws_and_scores_each_and_resumes_exactly()
     let two = train(dir, &format!("{data} --validation v.jsonl --validation v.jsonl --steps 3 --out two"));
     let two = numbers(&two.ok().json_lines().pop().unwrap()["val_by_source"]);
     assert_eq!(two[0], two[1]);
-    // What is scored stands in the second source.
+    // The validation documents are in the second source.
     fs::copy(dir.join("moved/code.jsonl"), dir.join("seen.jsonl")).unwrap();
     let seen = line(&format!("{data} --validation seen.jsonl --steps 3 --out seen"));
-    // More of a document is scored than what is looked for.
+    // More of a document is scored than is searched for.
     let seen = host(dir, &seen.replace("--eval-tokens 500", "--eval-tokens 4000"));
     let seen = seen.ok().json_lines().pop().unwrap();
     assert!(seen["val_overlap"].as_f64().unwrap() > 0.8, "{seen}");
@@ -152,7 +152,7 @@ fn conversations_and_text_are_mixed_and_a_file_of_configuration_names_sources() 
     let chat = |i: u64| serde_json::json!({ "prompt": format!("say {i}"), "completion": "a b c d" }).to_string() + "\n";
     fs::write(dir.join("chats.jsonl"), (0..60).map(chat).collect::<String>()).unwrap();
     fs::write(dir.join("run.toml"), "data = ['chats.jsonl=1', 'books=3']\n").unwrap();
-    // Longer sequences, and more of a document is scored: the marks of a conversation are many bytes.
+    // With longer sequences, more of a document is scored: the marks of a conversation are many bytes.
     let train = |flags: &str| {
         let line = line(&format!("--config run.toml --schedule constant {flags}"));
         let line = line.replace("--seq-len 32", "--seq-len 96").replace("--eval-tokens 500", "--eval-tokens 4000");
@@ -200,7 +200,7 @@ fn what_cannot_be_mixed_is_refused_in_a_line_before_any_work() {
         train(dir, &format!("{flags} {steps} --out run")).refused(2, &[says]);
         assert!(!dir.join("run/config.toml").exists(), "{flags}");
     }
-    // One source whose name has a = in it is its name.
+    // A name with a = in it can be the name of a single source.
     fs::write(dir.join("x=2.jsonl"), documents(40, b'a', 5)).unwrap();
     train(dir, "--data x=2.jsonl --steps 2 --out named").ok();
     train(dir, "--data x=2.jsonl=1 --data code.jsonl --steps 2 --out both").ok();

@@ -1,4 +1,4 @@
-//! Every mixture of what a transformer can be on every device of this machine against the f64 oracle.
+//! Every mixture of a transformer's parts on every device of this machine compared with the f64 oracle.
 
 use capful_core::model::{Activation, Recompute};
 use capful_core::random::Random;
@@ -14,7 +14,7 @@ use rayon::prelude::*;
 /// Two blocks of 16 and a short one, in 2 sequences.
 const LENGTH: usize = 37;
 
-/// These, in turn dense and with blocks that are not seen.
+/// The configurations, alternately dense and with masked blocks.
 fn in_turn(configs: Vec<Config>) -> Vec<Config> {
     let attention = |i: usize| if i.is_multiple_of(2) { Pattern::Dense } else { Pattern::Mixed { block: 16 } };
     configs.into_iter().enumerate().map(|(i, config)| Config { attention: attention(i), ..config }).collect()
@@ -25,14 +25,14 @@ fn cases() -> Vec<Config> {
     in_turn(mixtures())
 }
 
-/// The same with adapters, the weights beside them as they are and in 8 bits.
+/// The mixtures with adapters, with the frozen weights as they are and in 8 bits.
 fn adapted() -> Vec<Config> {
     let all = [false, true]
         .map(|eight_bits| in_turn(adapted_mixtures()).into_iter().map(move |config| Config { eight_bits, ..config }));
     all.into_iter().flatten().collect()
 }
 
-/// What a model begins with.
+/// The initial weights of a model.
 fn first_weights(config: &Config) -> Tensors {
     let weights = config.formula_weights(0.4);
     if config.eight_bits { in_eight_bits(&weights) } else { weights }
@@ -61,7 +61,7 @@ fn loss_and_every_gradient_are_the_oracles_whatever_is_computed_again() {
     });
 }
 
-/// Loss and gradients have the same bits with each of the choices as where everything is kept.
+/// Loss and gradients have the same bits with each choice as where everything is saved.
 fn changes_no_bit(device: (&str, &AnyProfile), config: &Config, choices: impl Iterator<Item = Recompute>) {
     let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
     let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
@@ -76,7 +76,7 @@ fn changes_no_bit(device: (&str, &AnyProfile), config: &Config, choices: impl It
     }
 }
 
-/// On the Reference every set with every mixture; on the other devices every set with one mixture at least.
+/// On the Reference every set with every mixture; on the other devices every set with at least one mixture.
 #[test]
 fn whatever_set_of_activations_is_computed_again_no_bit_changes() {
     let parts = cases().len();
@@ -88,7 +88,7 @@ fn whatever_set_of_activations_is_computed_again_no_bit_changes() {
     });
 }
 
-/// Choices for four layers: of each kind none, some or all.
+/// Choices for four layers: none, some or all layers for each kind.
 #[test]
 fn of_however_many_layers_activations_are_computed_again_no_bit_changes() {
     let random = Random::new(5, 0);
@@ -106,7 +106,7 @@ fn of_however_many_layers_activations_are_computed_again_no_bit_changes() {
 
 #[test]
 fn micro_batches_add_up_to_one_large_batch() {
-    // Each has masks of its own.
+    // Micro-batches have different masks.
     let whole = cases().into_iter().chain(adapted()).map(|config| Config { dropout: None, ..config });
     whole.collect::<Vec<_>>().into_par_iter().for_each(|config| {
         let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);

@@ -1,4 +1,4 @@
-//! Steps by Muon against f64: matrices by the names and rows that files have, whichever way they lie in memory.
+//! Steps of Muon compared with f64: matrices by the names and rows in files, whatever their layout in memory.
 
 use capful_core::model::Recompute;
 use capful_core::optimizer::{Group, Muon, Recipe, Rule};
@@ -15,7 +15,8 @@ const RATE: f64 = 20.0;
 const DECAY: f64 = 0.1;
 const MOMENTUM: f64 = 0.95;
 
-/// Five Newton–Schulz iterations of `rows` rows, by the definition; transposed where they are more than the columns.
+/// Five Newton–Schulz iterations of a matrix with `rows` rows, by the definition; transposed if it has more rows than
+/// columns.
 fn orthogonal(x: &[f64], rows: usize) -> Vec<f64> {
     let columns = x.len() / rows;
     let transposed = |x: &[f64], rows: usize| -> Vec<f64> {
@@ -41,7 +42,7 @@ fn orthogonal(x: &[f64], rows: usize) -> Vec<f64> {
     x
 }
 
-/// The rows of each matrix of a tensor: GPT-NeoX's fused one has three, whose heads lie in turn.
+/// The rows of each matrix of a tensor: GPT-NeoX's fused one has three matrices with alternating heads.
 fn matrices(config: &Config, name: &str, rows: usize) -> Vec<Vec<usize>> {
     match name.contains("query_key_value") {
         false => vec![(0..rows).collect()],
@@ -49,7 +50,7 @@ fn matrices(config: &Config, name: &str, rows: usize) -> Vec<Vec<usize>> {
     }
 }
 
-/// Normalises the rows of a matrix by `v` of each, which moves first, and keeps the norm of the whole.
+/// Normalises the rows of a matrix by the `v` of each, which is updated first, and preserves the norm of the whole.
 fn normalise(x: &mut [f64], v: &mut [f64]) {
     let columns = x.len() / v.len();
     let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -62,7 +63,7 @@ fn normalise(x: &mut [f64], v: &mut [f64]) {
     x.iter_mut().for_each(|x| *x *= before / after);
 }
 
-/// `w` after an update by the blend `u`; with `v` of its rows where they are normalised.
+/// `w` after an update with the blend `u`; with `v` of its rows where they are normalised.
 fn moved(config: &Config, name: &str, w: &Tensor, u: &[f64], mut v: Option<&mut [f64]>) -> Tensor {
     let (rows, columns) = (w.shape[0], w.shape[1]);
     let mut data: Vec<f64> = w.data.iter().map(|w| w * (1.0 - RATE * LR * DECAY)).collect();
@@ -82,8 +83,8 @@ fn moved(config: &Config, name: &str, w: &Tensor, u: &[f64], mut v: Option<&mut 
     Tensor::new(&w.shape, data)
 }
 
-/// The weights after some steps on one batch, with rows normalised or not, and the second tables, of which matrices use a number
-/// a row.
+/// The weights after some steps on one batch, with rows normalised or not, and the second state tables, of which
+/// matrices use one number for each row.
 fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>, row_norm: bool) -> [Tensors; 2] {
     let (mut weights, mut first) = (weights.clone(), zeros_like(weights));
     let mut second = zeros_like(&weights);

@@ -1,4 +1,4 @@
-//! NeuroGen as a user drives it, on models so small that every run takes a moment.
+//! NeuroGen as a user uses it, on models so small that every run takes a moment.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,8 +7,8 @@ use std::path::Path;
 use capful_tests::binary::{Outcome, directory, host};
 use serde_json::Value;
 
-/// Some 450 neurons of 24 synapses over bytes. Blocks of 32 neurons divide every module, so that competition alone keeps
-/// a module's rate at 4 of 32 or less.
+/// Some 450 neurons of 24 synapses over bytes. Every module is divisible into blocks of 32 neurons, so that competition
+/// alone limits a module's rate to 4 of 32.
 const SMALL: &str = "--preset neurogen-tiny --set embedding=24 \
     --set thalamus_neurons=64 --set wernicke_neurons=96 --set broca_neurons=64 \
     --set hippocampus_neurons=64 --set pfc_neurons=96 --set basal_ganglia_neurons=32 \
@@ -21,7 +21,7 @@ const SMALL: &str = "--preset neurogen-tiny --set embedding=24 \
 
 const MODULES: [&str; 6] = ["thalamus", "wernicke", "broca", "hippocampus", "pfc", "basal_ganglia"];
 
-/// What training says last.
+/// The last line of a training's output.
 fn trained(dir: &Path, flags: &str) -> Value {
     host(dir, &format!("train --json {SMALL} {flags}")).ok().json_lines().pop().unwrap()
 }
@@ -52,7 +52,8 @@ fn same(a: &Path, b: &Path, names: &[&str]) {
 
 const SAVED: [&str; 3] = ["model.safetensors", "optimizer.safetensors", "trainer_state.json"];
 
-/// The preset, with the warm-up of its whole length, 204,800 bytes of tales: 1.332 nats, where a trigram of all of them has 1.452.
+/// The preset, with a warm-up over its whole length, 204,800 bytes of tales: 1.332 nats; a trigram of all of them has
+/// 1.452.
 #[test]
 fn a_hundred_steps_beat_a_trigram() {
     let dir = directory();
@@ -72,7 +73,7 @@ fn synapses_that_learn_beat_frozen_ones_the_direct_path_alone_and_a_bigram() {
     let flags = "--set span=256 --batch-size 16 --seq-len 16 --steps 200 --lr 1.6e-2 --warmup 10 --eval-tokens 4000";
     let eprop = trained(dir, &format!("{flags} --save-every 4 --keep 6 --out eprop"));
     let frozen = trained(dir, &format!("{flags} --set rule=frozen --out frozen"));
-    // No neuron ever reaches its threshold, and nothing is remembered: what is left is the last token.
+    // No neuron ever reaches its threshold, and there is no memory: only the last token remains.
     let skip = trained(dir, &format!("{flags} --set rule=frozen --set threshold=1e9 --set memory=0 --out skip"));
     let [eprop_loss, frozen_loss, skip_loss] = [&eprop, &frozen, &skip].map(|run| number(run, "val_loss"));
     let [bigram, trigram] = ["bigram", "trigram"].map(|order| number(&eprop["baselines"], order));
@@ -105,7 +106,7 @@ fn synapses_that_learn_beat_frozen_ones_the_direct_path_alone_and_a_bigram() {
     uses(dir, number(&eprop, "val_loss"));
 }
 
-/// Evaluation, logits and generation of the run `eprop`.
+/// Evaluation, logits and generation with the run `eprop`.
 fn uses(dir: &Path, loss: f64) {
     let eval = host(dir, "eval --json --run eprop").ok().json();
     assert_eq!(number(&eval, "loss"), loss);
@@ -118,7 +119,7 @@ fn uses(dir: &Path, loss: f64) {
     assert_eq!(one[..2], other[..2]);
     let apart = one[2].iter().zip(&other[2]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(apart > 0.1, "the last token counts for {apart}");
-    // An earlier one does too.
+    // An earlier token matters, too.
     let apart = logits("120,104,101")[2].iter().zip(&one[2]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(apart > 0.01, "the first token counts for {apart}");
 
@@ -135,7 +136,7 @@ fn uses(dir: &Path, loss: f64) {
     assert_eq!(generate(&format!("{sampled} --seed 1")), generate(&format!("{sampled} --seed 1")));
     assert_ne!(generate(&format!("{sampled} --seed 1")), generate(&format!("{sampled} --seed 2")));
     assert_ne!(greedy, generate("--temperature 0 --repetition-penalty 3"));
-    // Token by token each likeliest token is that of the evaluation's logits.
+    // Token by token, the most likely token is that of the evaluation's logits.
     let prompt = host(dir, "vocab --json --tokenizer eprop --encode the").ok().json()["ids"].clone();
     let prompt: Vec<usize> = serde_json::from_value(prompt).unwrap();
     let mut all = vec![beginning(dir)];
@@ -183,7 +184,7 @@ fn a_resumed_run_is_the_uninterrupted_one_wherever_it_stopped() {
             let path = dir.join(rule).join(format!("checkpoint-{step:08}/trainer_state.json"));
             serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap()["position"].clone()
         };
-        // Within a block a run goes on from where the block begins, which in a stream is within a document.
+        // Within a block a run resumes from the beginning of the block, which is within a document in a stream.
         let block = 4 * 64;
         for step in 1..=11 {
             assert_eq!(position(step)["tokens"], step / 4 * block);
@@ -191,7 +192,7 @@ fn a_resumed_run_is_the_uninterrupted_one_wherever_it_stopped() {
         let token = position(5)["token"].as_u64().unwrap();
         assert!(token > 100 || rule == "eprop", "{}", position(5));
 
-        // By steps: in the first block, at its end and within the second, with another number of threads.
+        // By steps: within the first block, at its end and within the second, with another number of threads.
         let parts = format!("{rule}-parts");
         trained(dir, &format!("{flags} --steps 3 --out {parts}"));
         for (steps, threads) in [(4, 1), (6, 2), (11, 1)] {
@@ -199,7 +200,7 @@ fn a_resumed_run_is_the_uninterrupted_one_wherever_it_stopped() {
         }
         same(&last, &dir.join(parts).join("checkpoint-00000011"), &SAVED);
 
-        // After an end without warning: what is left is an earlier checkpoint.
+        // After an abrupt end: an earlier checkpoint remains.
         let saved = dir.join(format!("{rule}-saved"));
         fs::rename(&last, &saved).unwrap();
         for step in 7..11 {
@@ -216,7 +217,7 @@ fn a_stage_that_ends_within_a_block_shortens_it_and_resumes() {
     let dir = dir.path();
     fs::write(dir.join("corpus.txt"), long_documents()).unwrap();
     let stage = |from: u64, length: u64| format!("[[stage]]\nfrom = {from}\nseq_len = {length}\nbatch_size = 4\n");
-    // Blocks of four batches, of which the second one has two, and then of two.
+    // Blocks of four batches, the second of which has two, and then of two.
     fs::write(dir.join("run.toml"), stage(0, 16) + &stage(6, 32)).unwrap();
     let flags = "--config run.toml --data corpus.txt --set span=64 --eval-tokens 200 --schedule constant --warmup 3";
     trained(dir, &format!("{flags} --steps 11 --save-every 1 --keep 20 --out whole"));
@@ -253,8 +254,8 @@ fn threads_change_no_bit() {
 fn plans_have_the_published_sizes() {
     let dir = directory();
     let plan = |flags: &str| host(dir.path(), &format!("plan --json --preset {flags}")).planned().json();
-    // Neurons, fan-in 96; a threshold each; embedding, decoder and its biases of 260 ids; readout, direct path,
-    // memory with its gains.
+    // Neurons with a fan-in of 96 and a threshold each; embedding, decoder and its biases of 260 ids; readout, direct
+    // path, memory with its gains.
     let neurons = 128 + 256 + 192 + 128 + 256 + 64;
     let tables = 260 * 48 + 260 * 192 + 260;
     let dense = 64 * 832 + 64 * (48 + 192) + 3 * 64 * (4 * 48 + 128) + 192 * 64 + 2 * 64;
@@ -262,14 +263,14 @@ fn plans_have_the_published_sizes() {
     assert_eq!(tiny["params"], neurons * 97 + tables + dense);
     assert_eq!(tiny["params"], 304_452);
 
-    // Synapses as published: what is u32 and of the state.
+    // The published number of synapses: the u32 tables of the state.
     let synapses = |plan: &Value| -> u64 {
         let of = |line: &&Value| line["name"].as_str().unwrap().ends_with("synapses.sources");
         plan["regions"].as_array().unwrap().iter().filter(of).map(|line| line["bytes"].as_u64().unwrap() / 4).sum()
     };
     assert_eq!(synapses(&tiny), neurons * 96);
     assert_eq!(synapses(&plan("neurogen-39k")), 2_834_432);
-    // What each promises, with the precision that it brings along on a GPU, and all that lies outside the arena.
+    // The claims of each preset, with its precision on a GPU, and with all memory outside the arena.
     let gpu = "--device cuda --gpu gtx1650";
     for (preset, most) in [
         ("gtx1650-ultra", 3 << 29),
@@ -283,7 +284,7 @@ fn plans_have_the_published_sizes() {
         println!("{preset}: {total} bytes");
         assert!(total <= most, "{preset} needs {total}");
     }
-    // What is asked for wins, and a CPU computes in f32.
+    // An explicit flag has priority, and a CPU computes in f32.
     let arena = |flags: &str| plan(flags)["arena_bytes"].as_u64().unwrap();
     let ultra = arena(&format!("gtx1650-ultra {gpu}"));
     assert_eq!(ultra, arena(&format!("gtx1650-ultra {gpu} --precision bf16")));
@@ -291,7 +292,7 @@ fn plans_have_the_published_sizes() {
     assert_eq!(arena("gtx1650-ultra"), arena("gtx1650-ultra --precision f32"));
 }
 
-/// Asserts that `message` holds each of `names`, in that order.
+/// Asserts that `message` contains each of `names`, in that order.
 #[track_caller]
 fn in_order(message: &str, names: &[&str]) {
     let mut rest = message;
@@ -332,7 +333,7 @@ fn smaller_steps_are_tried_before_a_smaller_model() {
         let refused = host(dir, &format!("train {gpu} --budget {budget}B --out run"));
         let message = refused.refused(2, &["fits (", flag]);
         assert!(!message.contains("broca_outputs"), "{message}");
-        // What is said to fit does.
+        // The suggested flags do fit.
         let (before, _) = message.rsplit_once(" fits (").unwrap();
         let (_, flags) = before.rsplit_once("; ").unwrap();
         assert!(needed(flags) <= budget, "{message}");
@@ -402,7 +403,7 @@ fn events(run: &Path) -> BTreeMap<String, Vec<f32>> {
             let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
             let data = &rest[12..12 + length];
             rest = &rest[16 + length..];
-            // The summary is the last field, its one value the last in it, and the float the last of that.
+            // The summary is the last field, its single value the last field in it, and the float the last in that.
             let value = f32::from_le_bytes(data[length - 4..].try_into().unwrap());
             let tag = (1..=40).find(|n| {
                 length > n + 6 && data[length - 5] == 0x15 && data[length - 7 - n..length - 5 - n] == [0x0a, *n as u8]

@@ -1,4 +1,4 @@
-//! The core needs no allocator: a program without one trains a Pythia in storage on its stack, links and runs.
+//! The core needs no allocator: a program without one that trains a Pythia in storage on its stack links and runs.
 
 #![cfg(target_os = "linux")]
 
@@ -10,8 +10,8 @@ use capful_tests::oracle::Batch;
 use capful_tests::oracle::differences::wave;
 use capful_tests::oracle::transformer::{Config, loss};
 
-/// One micro-batch, an update and another micro-batch without std, without an allocator, without a panic that unwinds.
-/// Ends with 0 if the loss is what it should be and falls.
+/// One micro-batch, an update and another micro-batch without std, without an allocator, without unwinding panics.
+/// Exits with 0 if the loss is as expected and decreases.
 const PROGRAM: &str = r#"
 #![no_std]
 #![no_main]
@@ -128,14 +128,14 @@ lto = true
 [workspace]
 "#;
 
-/// A crate of this name with both programs, `proof` and `control`, which differs by one vector.
+/// A crate of this name with two programs, `proof` and `control`, which differ by one vector.
 fn write_crate(expected: f64, name: &str) -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(dir.join("src/bin")).unwrap();
     let core = tests.join("../core").canonicalize().unwrap();
     fs::write(dir.join("Cargo.toml"), MANIFEST.replace("CORE", core.to_str().unwrap())).unwrap();
-    // The workspace's own versions, so that nothing is fetched.
+    // The workspace's own versions, so that nothing is downloaded.
     fs::copy(tests.join("../Cargo.lock"), dir.join("Cargo.lock")).unwrap();
     let program = PROGRAM.replace("EXPECTED_LOSS", &format!("{expected:?}"));
     fs::write(dir.join("src/bin/proof.rs"), program.replace("CONTROL", "")).unwrap();
@@ -156,7 +156,7 @@ fn build(dir: &Path, name: &str) -> Output {
     cargo(dir, "build").args(["--release", "--bin", name]).output().expect("cargo runs")
 }
 
-/// The code of the page about the core, one block after the other, and that of the front page in a function.
+/// The code of the page about the core, one block after the other, and that of the README in a function.
 fn documented() -> String {
     let library = code(include_str!("../../../docs/library.md"));
     let front = code(include_str!("../../../README.md"));
@@ -175,7 +175,8 @@ fn code(page: &str) -> String {
     page.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
-/// The loss that the program must find, from the f64 oracle: weights by the same formula, numbered as they are laid.
+/// The loss that the program must compute, from the f64 oracle: weights by the same formula, numbered in the order of
+/// the layout.
 fn expected_loss() -> f64 {
     let config = Config::pythia(2, 16, 2, 24, 19);
     let laid = [
@@ -224,7 +225,7 @@ fn a_program_without_an_allocator_trains_a_pythia() {
     let ran = Command::new(dir.join("target/release/proof")).status().expect("it runs");
     assert_eq!(ran.code(), Some(0), "the loss is not the oracle's or does not fall");
 
-    // The same program with one vector has nobody to ask for memory.
+    // The same program with one vector does not link: it has no allocator.
     let refused = build(&dir, "control");
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && message.contains("no global memory allocator"), "{message}");

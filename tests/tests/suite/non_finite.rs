@@ -1,4 +1,4 @@
-//! A step without a finite loss or gradient changes nothing, is counted, and the run goes on.
+//! A step without a finite loss or gradient changes nothing, is counted, and the run continues.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use capful_host::run::{Rows, Session};
 use capful_tests::binary::{Outcome, TINY, command, directory, forget_digests};
 use serde_json::Value;
 
-/// A word that is once in the corpus, and only in what is trained on.
+/// A word that occurs once in the corpus, and only in the training part.
 const RARE: &str = "zebra";
 
 fn corpus() -> String {
@@ -26,7 +26,7 @@ fn corpus() -> String {
     (0..20).map(document).collect()
 }
 
-/// `host LINE`; on the stand-in for a GPU's driver where the machine has none.
+/// Runs `host LINE`; on the stand-in for a GPU's driver where the machine has none.
 fn host(dir: &Path, line: &str) -> Outcome {
     let mut command = command(dir, line);
     #[cfg(feature = "cuda")]
@@ -36,7 +36,8 @@ fn host(dir: &Path, line: &str) -> Outcome {
     Outcome::of(line, command.stdin(Stdio::null()).output().expect("the binary starts"))
 }
 
-/// A run of four steps whose row of the embedding for [`RARE`] is so large that its loss is NaN; in bf16 it is a number too.
+/// A run of four steps whose embedding row for [`RARE`] is so large that its loss is NaN; the row is also finite in
+/// bf16.
 fn poisoned(dir: &Path) {
     fs::write(dir.join("corpus.txt"), corpus()).unwrap();
     let line = format!(
@@ -82,14 +83,14 @@ fn saved(dir: &Path, run: &str, step: u64, file: &str) -> Vec<u8> {
     fs::read(dir.join(run).join(format!("checkpoint-{step:08}")).join(file)).unwrap()
 }
 
-/// Goes on with the poisoned run on a device: a step is passed over, its update leaves every bit, and a run that was
-/// resumed behind it is the one that was not.
+/// Resumes the poisoned run on a device: a step is skipped, its update changes no bit, and a run that is resumed after
+/// it equals the uninterrupted one.
 fn passes_over(dir: &Path, device: &str) {
     copied(dir, "whole");
     host(dir, &format!("train --json --resume --out whole --steps 20 {device}")).ok();
     let logged = lines(dir, "whole");
     let bad: Vec<u64> = logged.iter().filter(|l| l["loss"].is_null()).map(|l| l["step"].as_u64().unwrap()).collect();
-    // The word is once in an epoch's tokens.
+    // The word occurs once in the tokens of an epoch.
     let &[bad] = &bad[..] else { panic!("{device}: {bad:?}") };
     assert!((6..19).contains(&bad), "{device}: {bad}");
     for line in &logged {
@@ -107,12 +108,12 @@ fn passes_over(dir: &Path, device: &str) {
     }
     let state = |run| -> Value {
         let mut state: Value = serde_json::from_slice(&saved(dir, run, 20, "trainer_state.json")).unwrap();
-        // How long a GPU's products took is never the same.
+        // The timing of a GPU's multiplications always differs.
         state["algorithms"].take();
         state
     };
     assert_eq!((state("halves"), state("halves")["skipped"].as_u64()), (state("whole"), Some(1)), "{device}");
-    // None may be passed over: the run stops and names what is left.
+    // No step may be skipped: the run stops and names the remaining checkpoint.
     copied(dir, "strict");
     let line = format!("train --json --resume --out strict --steps 20 --skip-non-finite 0 {device}");
     let says = [&*format!("step {bad}"), "NaN", "strict/checkpoint-00000004"];
@@ -144,7 +145,7 @@ fn too_many_in_a_row_end_the_run() {
     let dir = directory();
     let line =
         format!("train --json {TINY} --lr 1e30 --clip 0 --schedule constant --warmup 1 --steps 40 --save-every 1");
-    // The first update ruins the weights; nothing of what follows is saved.
+    // The first update ruins the weights; nothing after it is saved.
     let says = ["step 7", "NaN", "5 such steps", "run/checkpoint-00000001"];
     host(dir.path(), &format!("{line} --keep 1 --out run")).refused(1, &says);
     assert!(!dir.path().join("run/checkpoint-00000002").exists());
@@ -152,7 +153,7 @@ fn too_many_in_a_row_end_the_run() {
     host(dir.path(), &format!("{line} --skip-non-finite 2 --out two")).refused(1, &says);
 }
 
-/// The bits of what a rule of learning may change. Thresholds follow how often their neurons fire, in the forward pass.
+/// The bits that a learning rule may change. Thresholds follow the firing rates of their neurons, in the forward pass.
 fn bits(session: &mut Session) -> Vec<(String, Vec<u8>)> {
     let learns = |e: &&Entry| {
         matches!(e.slot.role, Role::Weight | Role::Master | Role::Moment) && !e.slot.name.ends_with("thresholds")
@@ -170,7 +171,7 @@ fn bits(session: &mut Session) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Takes a step of the number `step` with this loss scale; its loss and squared norm.
+/// Takes step `number` with this loss scale; returns its loss and squared norm.
 fn step(session: &mut Session, config: &Config, number: u64, loss_scale: Option<f32>) -> [f32; 2] {
     let tokens = config.tokens_per_step() as usize;
     let ids: Vec<u32> = (0..tokens as u32).map(|t| (t * t * 7 + t * 11 + 3) % config.vocab_size()).collect();
@@ -204,11 +205,11 @@ fn weights_and_moments_keep_their_bits_where_loss_or_norm_are_not_finite() {
             assert!(step(&mut session, &config, 0, None).iter().all(|x| x.is_finite()));
             let before = bits(&mut session);
             assert!(before != first, "{device}: a good step moves");
-            // No finite loss; a finite loss, but no finite norm.
+            // No finite loss; a finite loss without a finite norm.
             for (scale, loss) in [(f32::INFINITY, false), (1e30, true)] {
                 let [found, norm] = step(&mut session, &config, 1, Some(scale));
                 assert_eq!((found.is_finite(), norm.is_finite()), (loss, false), "{device}: {found} {norm}\n{text}");
-                // A column of the decoder whose inputs are all 0 has a finite gradient: its moment follows it.
+                // A column of the decoder with inputs of 0 has a finite gradient: its moment is updated.
                 let stays = |name: &str| !(loss && name.starts_with("column_moment"));
                 for ((name, before), (_, after)) in before.iter().zip(bits(&mut session)).filter(|((n, _), _)| stays(n))
                 {

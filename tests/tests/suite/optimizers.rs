@@ -1,4 +1,4 @@
-//! Rules of update, and groups of parameters with settings of their own: against PyTorch, and in runs.
+//! Update rules, and groups of parameters with settings of their own: compared with PyTorch, and in runs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use capful_tests::binary::{TINY, directory, host};
 use capful_tests::safetensors::{self, Tensor};
 use serde_json::Value;
 
-/// `region` of `values.len()` f32 at the front of what is free of `words`.
+/// Writes `values` to a region of f32 at the beginning of the free part of `words`.
 fn lay(words: &mut [u64], used: &mut u64, values: &[f32]) -> Region {
     let region =
         Region { space: Space::Arena, dtype: Dtype::F32, offset: *used, shape: [1, 1, 1, values.len() as u32] };
@@ -28,7 +28,8 @@ fn numbers(values: &Value) -> Vec<f32> {
     values.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
 }
 
-/// tests/fixtures/optimizers.json has what PyTorch's optimizers make of given gradients: tests/peers/optimizer_fixture.py.
+/// tests/fixtures/optimizers.json has the results of PyTorch's optimizers for given gradients:
+/// tests/peers/optimizer_fixture.py.
 #[test]
 fn rules_move_as_pytorchs_optimizers() {
     let text = include_str!("../../fixtures/optimizers.json");
@@ -38,7 +39,7 @@ fn rules_move_as_pytorchs_optimizers() {
         let (mut words, mut used) = (vec![0u64; 1024], 0);
         let weights = numbers(&case["weights"]);
         let number = |key: &str| case[key].as_f64().unwrap() as f32;
-        // Nothing is clipped.
+        // Without clipping.
         let settings = Settings { learning_rate: number("lr"), clip: f32::INFINITY, ..Settings::UNIT };
         let gradients = case["gradients"].as_array().unwrap();
         let moved = Moved {
@@ -77,11 +78,11 @@ fn rules_move_as_pytorchs_optimizers() {
     assert!(cases.len() >= 3);
 }
 
-/// tests/fixtures/muon.json has where torch.optim.Muon takes matrices, tall, wide and square: tests/peers/muon_fixture.py. It
-/// orthogonalises in bf16, so paths of 20 steps agree to a part of their length.
+/// tests/fixtures/muon.json has torch.optim.Muon's results for matrices, tall, wide and square:
+/// tests/peers/muon_fixture.py. It orthogonalises in bf16, so paths of 20 steps agree to a part of their length.
 #[test]
 fn muon_goes_where_pytorchs_goes() {
-    // Number n of [-0.5, 0.5), as the script draws it.
+    // Number n of [-0.5, 0.5), as in the script.
     let drawn = |n: u64| {
         let x = n.wrapping_mul(747_796_405).wrapping_add(2_891_336_453) as u32;
         let x = ((x >> ((x >> 28) + 4)) ^ x).wrapping_mul(277_803_737);
@@ -150,11 +151,11 @@ fn muon_goes_where_pytorchs_goes() {
     assert_eq!(cases.len(), 3);
 }
 
-/// Rules, or groups of rules, of which each keeps something else.
+/// Rules, or groups of rules, each with different state.
 const KINDS: [(&str, &str); 8] = [
     ("muon", "--optimizer muon --cautious-decay"),
     ("rows", "--optimizer muon --muon-row-norm"),
-    // A rank's norm is of other pieces, so that a clip has other last bits.
+    // A rank's norm sums other pieces, so a clip would change the last bits.
     ("apart", "--optimizer muon --set kv_heads=1 --set feed=swiglu --muon-momentum 0.9 --clip 0"),
     ("factored", "--optimizer adamw_factored --group head.optimizer=adamw"),
     ("lion", "--optimizer lion --lr 5e-3 --beta2 0.99"),
@@ -190,7 +191,7 @@ fn runs_of_every_rule_learn_and_go_on_to_the_same_bits_alone_and_as_a_rank() {
         host(dir, &format!("{line} --steps 5 --out {name}-on")).ok();
         host(dir, &format!("train --resume --steps 12 --out {name}-on")).ok();
         assert!(last(dir, &format!("{name}-on"), 12) == last(dir, name, 12), "{name}: resumed, other bits");
-        // As a rank lays it, which adds up micro-batch by micro-batch: of one, the same sums.
+        // With the layout of a rank, which adds micro-batch by micro-batch: with one micro-batch, the same sums.
         host(dir, &format!("{line} --steps 12 --exact-ranks --out {name}-rank")).ok();
         assert!(last(dir, &format!("{name}-rank"), 12)[0] == last(dir, name, 12)[0], "{name}: as a rank, other bits");
     }
@@ -228,16 +229,16 @@ fn a_rule_keeps_what_it_says_and_what_is_frozen_stays_as_it_was() {
     assert_eq!(plan("--optimizer sgd"), [gradients, gradients]);
     assert_eq!(plan("--optimizer sgd --momentum 0"), [gradients, 0]);
     assert_eq!(plan("--optimizer lion"), [gradients, gradients]);
-    // Of matrices one state, of the rest two.
+    // One state for matrices, two for the rest.
     let [_, of_muon] = plan("--optimizer muon");
     assert!((gradients..moments).contains(&of_muon), "{of_muon} of {gradients}");
-    // And a number a row: of queries, keys and values, of attention's output, up and down.
+    // And a number for each row: of queries, keys and values, of attention's output, up and down.
     let rows = 48 + 16 + 32 + 16;
     assert_eq!(plan("--optimizer muon --muon-row-norm"), [gradients, of_muon + 4 * rows]);
     let table = 4 * 300u64.next_multiple_of(64) * 16;
     let [some, _] = plan("--group embedding.optimizer=frozen");
     assert!((gradients - table..gradients).contains(&some), "{some} of {gradients}");
-    // Of matrices and tables a number a row and a column of the padded table in place of the second moments.
+    // For matrices and tables a number for each row and each column of the padded table instead of the second moments.
     let (table, sides) = (300 * 16, 320 + 16);
     let kept = of_muon - 4 * (table * 2) + 4 * (rows + 16 + 16 + 16 + 32 + 2 * sides);
     assert_eq!(plan("--optimizer adamw_factored"), [gradients, kept]);

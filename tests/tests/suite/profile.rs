@@ -1,4 +1,4 @@
-//! `host bench --profile --trace`: where a step's time goes.
+//! `host bench --profile --trace`: how a step's time is spent.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ fn a_trace_is_written_whole_or_not_at_all() {
     let names =
         |dir: &std::path::Path| fs::read_dir(dir).expect("it").map(|e| e.expect("it").file_name()).collect::<Vec<_>>();
     assert_eq!(names(dir), ["taken"]);
-    // A trace alone prints no table, and replaces the one before.
+    // A trace alone prints no table, and replaces the previous one.
     fs::write(dir.join("trace.json"), "old").expect("a file");
     let said = host(dir, &format!("{bench} --trace trace.json")).ok();
     assert!(!said.out.contains("profile"), "{}", said.out);

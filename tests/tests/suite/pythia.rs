@@ -1,4 +1,4 @@
-//! The whole Pythia on every device of this machine against the f64 oracle and against PyTorch's twenty steps.
+//! The whole Pythia on every device of this machine compared with the f64 oracle and with PyTorch's twenty steps.
 
 use capful_core::model::Recompute;
 use capful_host::device::AnyProfile;
@@ -11,12 +11,12 @@ use capful_tests::oracle::train::Recipe;
 use capful_tests::oracle::transformer::{Config, logits, loss, loss_and_gradients};
 use capful_tests::oracle::{Batch, IGNORE, train};
 
-/// Small and odd: 3 heads of 5 dims of which 4 rotate, a feed-forward of 23, 29 ids.
+/// Small and odd: 3 heads of 5 dims, 4 of which rotate, a feed-forward of 23, 29 ids.
 fn odd(attention: Pattern) -> Config {
     Config { rotary: 4, attention, ..Config::pythia(2, 15, 3, 23, 29) }
 }
 
-/// Five blocks of 16 and a short one, so that every pattern leaves pairs out, in 2 sequences.
+/// Five blocks of 16 and a short one, so that every pattern masks pairs, in 2 sequences.
 const LENGTH: usize = 83;
 
 #[test]
@@ -73,7 +73,7 @@ fn micro_batches_add_up_to_one_large_batch() {
         let expected = large.tensors("gradient.");
         for level in LEVELS {
             let mut small = Model::new(&device, &config, &weights, 1, LENGTH, level);
-            // A step before it leaves nothing behind.
+            // A previous step has no effect.
             small.loss(part(2));
             let sum = small.losses(&[part(0), part(1), part(2)]);
             assert!((sum - whole).abs() <= 1e-6 * whole, "{name}: {sum}, {whole}");
@@ -126,8 +126,8 @@ fn twenty_steps_follow_pytorch() {
     }
 }
 
-/// Without the biases of keys: where they are not rotated they shift all scores of a query alike, so their gradient is
-/// zero but for rounding, and AdamW makes whole steps of the rounding's sign.
+/// Without the biases of keys: where keys are not rotated these shift all scores of a query alike, so their gradient is
+/// zero except for rounding, and AdamW makes whole steps of the rounding's sign.
 fn defined(tensor: &str, values: &[f64]) -> Vec<f64> {
     if !tensor.ends_with("query_key_value.bias") {
         return values.to_vec();
@@ -217,7 +217,7 @@ fn a_later_token_changes_no_earlier_logit() {
 
 #[test]
 fn a_loss_sends_no_gradient_to_later_tokens() {
-    // Every position has an id of its own, so a row of the embedding is a position.
+    // Every position has its own id, so a row of the embedding corresponds to a position.
     let length = 70;
     let inputs: Vec<u32> = (0..length as u32).map(|t| (t * 31 + 5) % 79).collect();
     for pattern in PATTERNS {
@@ -233,7 +233,7 @@ fn a_loss_sends_no_gradient_to_later_tokens() {
                 for (position, &id) in inputs.iter().enumerate() {
                     let row = &table[id as usize * 15..][..15];
                     let reached = row.iter().any(|&g| g != 0.0);
-                    // Two layers: seen, or seen by one that is seen.
+                    // Two layers: seen directly, or through a position that is seen.
                     let sees = |i, j| pattern.sees(i, j);
                     let expected = (0..=at).any(|k| sees(at, k) && (position <= k && sees(k, position)));
                     assert_eq!(reached, expected, "{name}, {pattern:?}: loss at {at}, token at {position}");

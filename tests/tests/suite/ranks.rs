@@ -6,7 +6,7 @@ use std::fs;
 
 use capful_tests::binary::{Outcome, TINY, command, directory};
 
-/// Runs `host train` as a rank that a launcher says it is, without the launcher.
+/// Runs `host train` as a rank, with a launcher's variables but without the launcher.
 fn alone(line: &str, variables: &[(&str, &str)]) -> Outcome {
     let dir = directory();
     let mut command = command(dir.path(), line);
@@ -16,7 +16,7 @@ fn alone(line: &str, variables: &[(&str, &str)]) -> Outcome {
     outcome
 }
 
-/// What ranks said when they ended: one line, of one of them.
+/// The output of ranks that failed: one line, from one of them.
 #[track_caller]
 #[cfg(any(feature = "mpi", feature = "cuda"))]
 fn refused(outcome: &Outcome, status: i32, says: &[&str]) {
@@ -48,7 +48,7 @@ mod mpi {
 
     use super::{fs, refused};
 
-    /// What ranks run: so many of a line, in a directory, through a shell that a limit may be set in.
+    /// The work of ranks: how many run a line, in a directory, through a shell in which a limit may be set.
     struct Part<'a> {
         ranks: u32,
         line: &'a str,
@@ -58,7 +58,7 @@ mod mpi {
 
     fn mpirun(parts: &[Part<'_>]) -> Command {
         let mut command = Command::new("mpirun");
-        // As many as asked for on whatever cores there are; a container's root.
+        // Any number of ranks on the available cores; a container's root.
         command.args(["--allow-run-as-root", "--oversubscribe", "--quiet"]);
         for (i, Part { ranks, line, dir, before }) in parts.iter().enumerate() {
             if i > 0 {
@@ -81,7 +81,7 @@ mod mpi {
         ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(checkpoint.join(name)).unwrap())
     }
 
-    /// The steps and evaluations that were logged, without times.
+    /// The logged steps and evaluations, without times.
     fn logged(dir: &Path) -> Vec<[Value; 4]> {
         let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
         let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -99,7 +99,7 @@ mod mpi {
     const SIX: &str =
         "--steps 8 --accumulate 6 --threads 1 --log-every 1 --eval-every 4 --schedule constant --warmup 2";
 
-    /// The first rank's clock decides, and all end after the same step, with a rate that falls by the same steps.
+    /// The first rank's clock decides, and all ranks end after the same step, with the same schedule.
     #[test]
     fn ranks_end_on_the_first_ones_time() {
         let dir = directory();
@@ -160,7 +160,7 @@ mod mpi {
         }
     }
 
-    /// All ranks know them, and end together; another number of them goes on.
+    /// All ranks know the best and the patience, and end together; resuming with another number of ranks works.
     #[test]
     fn the_best_and_the_patience_are_those_of_one() {
         let dir = directory();
@@ -215,7 +215,7 @@ mod mpi {
         }
         let [once, again] = ["once", "again"].map(|out| dir.path().join(out));
         assert!(tensors(&once, 8) == tensors(&again, 8) && logged(&once) == logged(&again));
-        // And those of one rank but for rounding.
+        // And the losses of one rank except for rounding.
         run(1, dir.path(), &line("alone")).ok();
         let losses = |dir: &Path| logged(dir).iter().filter_map(|line| line[1].as_f64()).collect::<Vec<_>>();
         for (a, b) in losses(&once).iter().zip(losses(&dir.path().join("alone"))) {
@@ -230,7 +230,7 @@ mod mpi {
         refused(&run(2, dir.path(), &line), 1, &["the loss is NaN", "(the loss of rank 0, 1)", "lower --lr"]);
     }
 
-    /// A run of two ranks that goes on until it is ended, and the process numbers of its ranks.
+    /// A run of two ranks that continues until it is ended, and the process numbers of its ranks.
     fn long_run(dir: &Path, parts: &[Part<'_>], out: &str) -> (Child, Vec<u32>) {
         let child = mpirun(parts).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun starts");
         let log = dir.join(out).join("metrics.jsonl");
@@ -304,7 +304,7 @@ mod mpi {
         let ended = Outcome::of(&line, child.wait_with_output().unwrap());
         refused(&ended, 1, &["rank 1: ", "corpus.txt", "the last good checkpoint is"]);
 
-        // A file of at most 16 KiB on rank 1: its part of the tensors lies beyond.
+        // A limit of 16 KiB on rank 1's files: its part of the tensors exceeds it.
         let large = TINY.replace("300", "402");
         let line = format!("train {large} {SIX} --save-every 2 --out {}", out.join("full").display());
         let limited = "trap '' XFSZ; ulimit -f 16;";
@@ -342,7 +342,7 @@ mod mpi {
         let same = |more: &str| both([&line(more), &line(more)]);
         refused(&both([&line(""), &line("--lr 0.5")]), 2, &["rank 1", "configuration is another"]);
         refused(&same("--data corpus.txt --tokenizer byte --cache none"), 2, &["rank 1", "data is another"]);
-        // Another build, which a zero byte more makes of this one.
+        // Another build, simulated by appending a zero byte to this one.
         let own = Part { ranks: 1, line: &line(""), dir: &dirs[0], before: "" };
         let copy = r#"cp "$0" copy; printf '\0' >> copy; BASH_ARGV0=./copy;"#;
         let other = Part { ranks: 1, line: &line(""), dir: &dirs[1], before: copy };
@@ -376,7 +376,7 @@ mod gpus {
 
     use super::{fs, refused};
 
-    /// Few tokens: every thread of a kernel is played out.
+    /// Few tokens: every thread of a kernel is simulated.
     const SMALL: &str = "--json --set value_tables=1 --set stream_scalars=true --set layers=2 --set d_model=16 --set heads=2 \
                          --set d_ff=32 --vocab-size 300 --seq-len 16 --batch-size 2 --eval-tokens 60 --schedule constant \
                          --warmup 2 --accumulate 6 --log-every 1 --baseline-tokens 0";
@@ -391,7 +391,7 @@ mod gpus {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
     }
 
-    /// What each rank said.
+    /// The output of each rank.
     fn run(count: u32, dir: &Path, line: &str) -> Vec<Outcome> {
         run_with(count, dir, |_| (line.to_owned(), Vec::new()))
     }
@@ -405,7 +405,7 @@ mod gpus {
         ranks.into_iter().map(|(line, child)| Outcome::of(&line, child.wait_with_output().unwrap())).collect()
     }
 
-    /// The line of each rank, and its process.
+    /// The command of each rank, and its process.
     fn begun(
         count: u32,
         dir: &Path,
@@ -419,7 +419,7 @@ mod gpus {
         })
     }
 
-    /// The same where messages are exchanged as early as the graph allows; elsewhere it is as late as that.
+    /// As `run`, with messages exchanged as early as the graph allows; `run` exchanges them as late as possible.
     fn run_early(count: u32, dir: &Path, line: &str) -> Vec<Outcome> {
         run_with(count, dir, |_| (line.to_owned(), vec![("CAPFUL_STAND_IN_EAGER", "1")]))
     }
@@ -429,7 +429,8 @@ mod gpus {
         ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(checkpoint.join(name)).unwrap())
     }
 
-    /// The order of micro-batches is that of ranks where each has one, so the bits are those of exact ranks.
+    /// Where each rank has one micro-batch, the order of micro-batches is that of the ranks, so the bits are those of
+    /// exact ranks.
     #[test]
     fn what_is_sent_beside_the_backward_pass_changes_no_bit() {
         let dir = directory();
@@ -478,7 +479,7 @@ mod gpus {
             resumed.into_iter().for_each(|rank| drop(rank.ok()));
             assert!(tensors(&dir.join(format!("{name}-on")), 3) == tensors(&alone, 3), "{name}: resumed");
         }
-        // In fp8 as well, after the sixteen steps in which scales are found.
+        // In fp8 as well, after the sixteen steps of warm-up for the scales.
         let line = |out: &str| {
             let two = SMALL.replace("--accumulate 6", "--accumulate 2");
             format!("train --device cuda --precision fp8 {two} --exact-ranks --steps 18 --out fp8-{out}")
@@ -506,11 +507,11 @@ mod gpus {
         let other =
             |rank| (line.clone(), if rank == 1 { vec![("CAPFUL_STAND_IN_NAME", "Another GPU")] } else { Vec::new() });
         all_refused(run_with(2, dir, other), &["rank 1: its GPU is another"]);
-        // What rank 1 alone has.
+        // Variables of rank 1 only.
         for (name, value, says) in [
             ("CAPFUL_STAND_IN_TOTAL", "100000", "rank 1"),
             ("CAPFUL_WAIT", "soon", "rank 1: CAPFUL_WAIT is 'soon'; set it to the longest wait in seconds"),
-            // A stack that no machine has room for.
+            // A stack that fits on no machine.
             ("RUST_MIN_STACK", "1000000000000000", "rank 1: the thread that looks after waits cannot start"),
         ] {
             let of = |rank| (line.clone(), if rank == 1 { vec![(name, value)] } else { Vec::new() });
@@ -529,7 +530,7 @@ mod gpus {
         };
         run(2, dir, &line(2, "run")).into_iter().for_each(|rank| drop(rank.ok()));
         let logged = || fs::read_to_string(dir.join("run/metrics.jsonl")).unwrap().lines().count();
-        // The second time an abort does not end, so that all of its grace passes.
+        // The second time an abort does not end, so that its whole grace period passes.
         for (signal, ended, hangs, seconds) in [("-KILL", 1, "0", 8), ("-STOP", 0, "1", 18)] {
             let before = logged();
             let variables = vec![("CAPFUL_WAIT", "8"), ("CAPFUL_STAND_IN_ABORT_HANGS", hangs)];
@@ -550,7 +551,7 @@ mod gpus {
             lost.wait().unwrap();
             let who = format!("rank {} has waited 8 s for the GPUs of the other ranks", 1 - ended);
             refused(&outcome, 1, &[&who, "gone or hangs", "--resume"]);
-            // The wait began before the signal, by a step at most.
+            // The wait began before the signal, by at most one step.
             let (least, most) = (Duration::from_millis(1000 * seconds - 500), Duration::from_secs(seconds + 5));
             assert!((least..most).contains(&took), "{signal}: {took:?}");
         }

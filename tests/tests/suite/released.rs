@@ -1,4 +1,5 @@
-//! Gradients that are released layer by layer: runs beside those that keep all of them until the step's end.
+//! Gradients that are released layer by layer: such runs compared with runs that store all gradients until the step's
+//! end.
 
 use std::fs;
 use std::path::Path;
@@ -12,11 +13,11 @@ use serde_json::Value;
 
 use super::import::{copy, fixture, training};
 
-/// Three layers that are no whole pieces of a norm; a step logged each.
+/// Three layers that are not whole pieces of a norm; each step is logged.
 const SMALL: &str = "train --json --set layers=3 --vocab-size 300 --seq-len 16 --batch-size 2 --chunk 20 --eval-tokens 100 \
                      --baseline-tokens 0 --schedule constant --warmup 1 --lr 0.01 --log-every 1";
 
-/// `host LINE`; on the stand-in for a GPU's driver where the machine has none.
+/// Runs `host LINE`; on the stand-in for a GPU's driver where the machine has none.
 fn host(dir: &Path, line: &str) -> Outcome {
     let mut command = command(dir, line);
     #[cfg(feature = "cuda")]
@@ -143,7 +144,7 @@ fn a_run_that_does_not_fit_is_told_of_smaller_steps() {
     assert!(refused.err.contains("--batch-size") && !refused.err.contains("--accumulate"), "{}", refused.err);
 }
 
-/// Rows of 128 elements, each parameter beginning with one.
+/// Padding to rows of 128 elements: each parameter begins at a row.
 fn padded(elements: u64) -> u64 {
     elements.next_multiple_of(128)
 }
@@ -164,21 +165,22 @@ fn there_is_room_for_the_gradients_of_one_layer_and_the_ends() {
         };
         ([Role::Weight, Role::Master, Role::Moment].map(of), of(Role::Gradient), plan.arena_bytes)
     };
-    // 320 rows of ids; attention and feed-forward with their biases, four vectors of norms; two of the last one.
+    // 320 rows of ids; attention and feed-forward with their biases, four vectors of norms; two vectors of the last
+    // norm.
     let pythia = "preset = 'pythia-tiny'\n[model]\nlayers = 5\nd_model = 72\nheads = 3\nd_ff = 97\nhead_size = 24";
     let layer: u64 = [216 * 72, 72 * 72, 97 * 72, 72 * 97, 216, 72, 97, 72, 72, 72, 72, 72].map(padded).iter().sum();
-    // The head and the last norm take the place of the embedding's in turn.
+    // The gradients of head and last norm share their region with the embedding's.
     let untied = 4 * (layer + padded(320 * 72) + 2 * padded(72));
-    // A tied table lasts from the head to the embedding; the last norm is beside it.
+    // A tied table's gradient exists from the head to the embedding; the last norm's is separate.
     let tied = 4 * (layer + padded(320 * 72) + 2 * padded(72));
     for (text, expected) in [(pythia.to_owned(), untied), (format!("{pythia}\ntied = true"), tied)] {
         let (kept, all, arena) = planned(&text);
         let (released, one, smaller) = planned(&format!("release_gradients = true\n{text}"));
         assert_eq!((released, one), (kept, expected), "{text}");
-        // Beside them are the norms of pieces, a row of 64 numbers at the most here.
+        // Additionally there are the norms of pieces, at most one row of 64 numbers here.
         assert!(all > 3 * one && arena - smaller <= all - one && arena - smaller + 512 >= all - one, "{text}");
     }
-    // Muon keeps one number of what AdamW keeps two of.
+    // Muon has one number for each element where AdamW has two.
     let quick = "preset = 'quick-tiny'";
     let [kept, released] = [planned(quick), planned(&format!("release_gradients = true\n{quick}"))];
     assert!(kept.0 == released.0 && released.1 < kept.1);

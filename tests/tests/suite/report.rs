@@ -1,4 +1,4 @@
-//! The page of a run: its numbers are those of the files beside it, and whatever a run has written is text in it.
+//! The page of a run: its numbers are those of the run's files, and all text of a run is escaped.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use capful_tests::binary::{TINY, directory, host, host_with};
 use capful_tests::page::{all, number};
 use serde_json::Value;
 
-/// A run of each family that takes a moment.
+/// For each family, a run that takes a moment.
 fn families() -> [(&'static str, String); 3] {
     const NEUROGEN: &str = "--preset neurogen-tiny --set embedding=16 --set fan_out=8 --batch-size 4 --seq-len 16 \
                             --eval-tokens 500 --baseline-tokens 20000";
@@ -18,7 +18,7 @@ fn families() -> [(&'static str, String); 3] {
     ]
 }
 
-/// Asserts that every element that was begun ends.
+/// Asserts that every opened element is closed.
 #[track_caller]
 fn assert_whole(html: &str) {
     assert!(html.starts_with("<!DOCTYPE html>\n") && html.ends_with("</html>\n"), "{}", &html[..40]);
@@ -45,7 +45,7 @@ fn the_numbers_of_a_page_are_those_of_its_run() {
         assert_whole(&html);
         assert!(html.len() <= 400_000, "{}", html.len());
 
-        // The metrics, read by another reader.
+        // The metrics, parsed independently.
         let lines = fs::read_to_string(dir.join(family).join("metrics.jsonl")).unwrap();
         let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let of = |key: &str| -> Vec<f64> { lines.iter().filter_map(|line| line[key].as_f64()).collect() };
@@ -80,11 +80,11 @@ fn the_numbers_of_a_page_are_those_of_its_run() {
         let plan: Value = serde_json::from_slice(&fs::read(dir.join(family).join("plan.json")).unwrap()).unwrap();
         let sizes: Vec<u64> = all(&html, "\" data-bytes=\"").iter().map(|bytes| bytes.parse().unwrap()).collect();
         let expected = plan["arena_bytes"].as_u64().unwrap() + plan["outside_arena_bytes"].as_u64().unwrap();
-        // The drawing, its cells and the parts of the table say it, each once.
+        // The drawing, its cells and the parts of the table contain it, once each.
         assert_eq!((sizes[0], sizes.iter().sum::<u64>()), (expected, 3 * expected));
         assert_eq!(number(&html, "params"), plan["params"].as_f64().unwrap());
 
-        // What only the run's command knew.
+        // Figures that only the run's command knew.
         let events = fs::read_to_string(dir.join(family).join("sessions.jsonl")).unwrap();
         let ended: Value = serde_json::from_str(events.lines().last().unwrap()).unwrap();
         let unigram = ended["result"]["baselines"]["unigram"].as_f64().unwrap();
@@ -98,7 +98,7 @@ fn the_numbers_of_a_page_are_those_of_its_run() {
         assert_eq!(html.contains("of the averaged weights"), family == "yxanul");
     }
 
-    // A profile, where it was asked for as the page says.
+    // A profile, made with the command on the page.
     let page = fs::read_to_string(dir.join("pythia.html")).unwrap();
     let asked = "host bench --config pythia&#x2f;config.toml --steps 10 --profile --json &gt; pythia&#x2f;profile.json";
     assert!(page.contains(asked), "no {asked}");
@@ -110,7 +110,7 @@ fn the_numbers_of_a_page_are_those_of_its_run() {
     let names: Vec<&str> = totals.as_array().unwrap().iter().filter_map(|total| total["operation"].as_str()).collect();
     assert_eq!(all(&page, "data-operation=\"")[..5], names[..5]);
 
-    // Side by side.
+    // Several runs on one page.
     host(dir, "report --run pythia yxanul neurogen --out all.html").ok();
     let html = fs::read_to_string(dir.join("all.html")).unwrap();
     assert_whole(&html);
@@ -123,7 +123,8 @@ fn the_numbers_of_a_page_are_those_of_its_run() {
     assert!(differing.contains("data-key=\"model.family\"") && !differing.contains("data-key=\"seed\""), "{differing}");
 }
 
-/// Samples on the way change no weight, are shown each after its step, and are done anew where a run goes on from before them.
+/// Samples on the way change no weight, are shown after their steps, and are repeated where a run is resumed before
+/// them.
 #[test]
 fn a_page_has_the_samples_of_a_run_as_they_changed() {
     let dir = directory();
@@ -152,7 +153,7 @@ fn whatever_a_run_has_written_is_text() {
     let dir = directory();
     let dir = dir.path();
     let words = "<script>alert(1)</script> ]]> \"quoted\" it's <!-- <img/src=x> </pre> &amp;";
-    // Documents that differ, of few words.
+    // Different documents with few words.
     let text: String = (1..=60).map(|n| format!("{words} ").repeat(n) + ".\n\n").collect();
     fs::write(dir.join("<b>'x'\".txt"), text).unwrap();
     let run = "run <i>\" ]]>";
@@ -199,7 +200,7 @@ fn bad_input_is_a_line_and_nothing_is_half_written() {
         host(dir, &format!("report {line}")).refused(2, &[says]);
         assert_eq!(files(dir), before, "{line}");
     }
-    // Of a run that is killed while it writes a line, and of one that is damaged.
+    // For a run that is killed while it writes a line, and for a damaged one.
     let metrics = dir.join("run/metrics.jsonl");
     let whole = fs::read_to_string(&metrics).unwrap();
     fs::write(&metrics, &whole[..whole.len() - 20]).unwrap();
@@ -208,12 +209,12 @@ fn bad_input_is_a_line_and_nothing_is_half_written() {
     assert!(page.contains("The last line of metrics.jsonl is cut"));
     fs::write(&metrics, whole.replacen('{', "(", 1)).unwrap();
     host(dir, "report --run run --out page.html").refused(2, &["metrics.jsonl: line 1 is no object"]);
-    // The page before stays, and another takes its place.
+    // The previous page stays, and a new one replaces it.
     assert_eq!(fs::read_to_string(dir.join("page.html")).unwrap(), page);
     fs::write(&metrics, whole).unwrap();
     host(dir, "report --run run --out page.html").ok();
     assert_ne!(fs::read_to_string(dir.join("page.html")).unwrap(), page);
-    // A run that goes on adds its sessions, and what it said at its end is of then.
+    // A resumed run adds its sessions, and its final figures are those of the earlier end.
     host(dir, "train --json --resume --out run --steps 5").ok();
     host(dir, "report --run run --out page.html").ok();
     let page = fs::read_to_string(dir.join("page.html")).unwrap();

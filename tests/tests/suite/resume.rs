@@ -1,4 +1,4 @@
-//! A run that was interrupted and resumed is, bit for bit, the run that was not.
+//! A run that was interrupted and resumed equals, bit for bit, the uninterrupted run.
 
 #![cfg(unix)]
 
@@ -15,7 +15,7 @@ fn state(checkpoint: &Path) -> Value {
     serde_json::from_slice(&fs::read(checkpoint.join("trainer_state.json")).unwrap()).unwrap()
 }
 
-/// Asserts that both runs' checkpoints of step 40 are the same: weights, optimizer, place in the data; and that both
+/// Asserts that both runs' checkpoints of step 40 are the same: weights, optimizer, position in the data; and that both
 /// logged the same steps with the same losses.
 #[track_caller]
 fn assert_same(dir: &Path, whole: &str, resumed: &str) {
@@ -27,7 +27,7 @@ fn assert_same(dir: &Path, whole: &str, resumed: &str) {
     let losses = |run: &str| {
         let text = fs::read_to_string(dir.join(run).join("metrics.jsonl")).unwrap();
         let lines = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
-        // The first step of each session is logged besides every tenth, and its last one is evaluated.
+        // The first step of each session is logged in addition to every tenth, and the last one is evaluated.
         let tenth = lines.filter(|l| l["step"].as_u64().is_some_and(|s| s % 10 == 0) && l["loss"].is_f64());
         tenth.map(|l| (l["step"].clone(), l["loss"].clone())).collect::<Vec<_>>()
     };
@@ -83,21 +83,21 @@ fn forty_steps_are_twenty_and_twenty() {
         // Another number of threads changes no bit either.
         host(dir, &format!("train --json --resume --steps 40 --threads 1 --out {name}")).ok();
         assert_same(dir, &format!("{name}-whole"), name);
-        // Nothing is left to do, and that is no failure.
+        // A completed run has nothing to do, which is no failure.
         host(dir, &format!("train --json --resume --out {name}")).ok();
     }
 }
 
-/// How a started run is interrupted.
+/// The way in which a started run is interrupted.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
-    /// A signal that the run saves at.
+    /// A signal on which the run saves.
     Signal(&'static str),
-    /// SIGKILL, once a checkpoint is there.
+    /// SIGKILL, once there is a checkpoint.
     Kill,
 }
 
-/// Starts the run `name`, interrupts it on its way, and gives how it ended; none if it was faster.
+/// Starts the run `name`, interrupts it on its way, and returns its result; `None` if it finished first.
 fn interrupted(dir: &Path, line: &str, name: &str, way: Way) -> Option<Outcome> {
     let mut run = command(dir, line);
     let mut run = run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -129,7 +129,7 @@ fn a_signal_saves_and_a_kill_loses_only_what_was_not_saved() {
     let dir = directory();
     let dir = dir.path();
     let signals = [Way::Signal("-INT"), Way::Signal("-TERM"), Way::Kill];
-    // Evaluations give a signal the time to arrive; where the machine is faster still, they become longer.
+    // Evaluations give a signal the time to arrive; on a faster machine they are made longer.
     let longer = [4_000, 16_000, 64_000, 256_000];
     let line = |tokens: u64, name: &str| {
         let line = format!("train --json {TINY} --steps 40 --save-every 10 --keep 9 --eval-every 2 --out {name}");
@@ -167,7 +167,7 @@ fn a_signal_saves_and_a_kill_loses_only_what_was_not_saved() {
     }
 }
 
-/// A signal that comes while a run is evaluated, on its way or at its end, saves it at once.
+/// A signal during an evaluation, on the way or at the end, saves at once.
 #[test]
 fn a_signal_during_an_evaluation_saves() {
     let dir = directory();
@@ -178,7 +178,7 @@ fn a_signal_during_an_evaluation_saves() {
         let mut run = command(dir, &line);
         let mut run = run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
-        // What comes behind the line of step 2 is an evaluation of many seconds.
+        // The line of step 2 is followed by an evaluation of many seconds.
         assert!(lines.by_ref().map(Result::unwrap).any(|line| line.contains("\"step\":2,")));
         let sent = Command::new("kill").args(["-TERM", &run.id().to_string()]).status().unwrap();
         assert!(sent.success());
@@ -208,7 +208,7 @@ fn one_line_starts_a_run_and_goes_on_with_it() {
     host(dir, &line(40)).ok();
     host(dir, &format!("train --json {flags} --steps 40 --out whole")).ok();
     assert_same(dir, "whole", "run");
-    // What it goes on with is the run's.
+    // The resumed run's settings become the run's.
     let config = || fs::read_to_string(dir.join("run/config.toml")).unwrap();
     assert!(config().contains("steps = 40\n") && !dir.join("run/config.toml.tmp").exists());
     host(dir, "train --json --resume --out run --steps 45 --save-every 2 --keep 9 --log-every 1 --threads 1").ok();
@@ -217,7 +217,7 @@ fn one_line_starts_a_run_and_goes_on_with_it() {
         assert!(config().contains(said), "{said}: {}", config());
     }
     assert_eq!(done(dir, "train --json --resume --out run")["steps"], 45);
-    // A file that says the same, too; and nothing else.
+    // A file with the same settings is accepted, too; others are refused.
     fs::write(dir.join("same.toml"), "seed = 3\nlr = 2e-3\n[model]\nlayers = 1\n").unwrap();
     host(dir, "train --json --resume --out run --config same.toml").ok();
     let before = config();
@@ -246,10 +246,10 @@ fn passes_are_counted_when_a_run_goes_on() {
     assert_eq!(done(dir, &line("--warmup 0 --epochs 2 --out run --resume"))["steps"], whole);
     let model = |run: &str| fs::read(dir.join(run).join(format!("checkpoint-{whole:08}/model.safetensors"))).unwrap();
     assert!(model("run") == model("whole"), "they differ");
-    // A warm-up that was asked for is the run's, however many steps there are.
+    // An explicit warm-up stays, whatever the number of steps.
     let config = fs::read_to_string(dir.join("whole/config.toml")).unwrap();
     assert!(config.contains("warmup = 0\n") && config.contains("epochs = 2\n"), "{config}");
-    // A flag wins over a file.
+    // A flag has priority over a file.
     fs::write(dir.join("passes.toml"), "epochs = 2\n").unwrap();
     assert_eq!(done(dir, &line("--config passes.toml --steps 3 --out three"))["steps"], 3);
 }
@@ -261,14 +261,14 @@ fn a_run_that_was_killed_before_it_was_saved_begins_again() {
     let line = format!("train --json {TINY} {CONSTANT} --steps 40 --save-minutes 0");
     host(dir, &format!("{line} --out whole")).ok();
     host(dir, &format!("{line} --out run")).ok();
-    // As a kill leaves it: the last checkpoint was being written.
+    // As after a kill: the last checkpoint was being written.
     fs::remove_file(dir.join("run/checkpoint-00000040/DONE")).unwrap();
     host(dir, "train --json --resume --out run --lr 1").refused(2, &["run", "--lr"]);
     host(dir, &format!("{line} --out run --resume")).ok();
     assert_same(dir, "whole", "run");
     let steps = |run: &str| fs::read_to_string(dir.join(run).join("metrics.jsonl")).unwrap().lines().count();
     assert_eq!(steps("run"), steps("whole"));
-    // A directory of something else is nobody's to begin in.
+    // A run never begins in a directory with other files.
     fs::create_dir(dir.join("mine")).unwrap();
     fs::write(dir.join("mine/note.txt"), "mine").unwrap();
     host(dir, &format!("{line} --out mine --resume")).refused(2, &["mine", "not empty"]);
@@ -289,7 +289,7 @@ fn saves_by_the_clock_change_no_number() {
     assert_same(dir, "whole", "clock");
     let config = fs::read_to_string(dir.join("clock/config.toml")).unwrap();
     assert!(config.contains("save_minutes = 0.000000001"), "{config}");
-    // Ten minutes where nobody says anything.
+    // Ten minutes by default.
     host(dir, &format!("train --json {TINY} --steps 1 --out run")).ok();
     assert!(fs::read_to_string(dir.join("run/config.toml")).unwrap().contains("save_minutes = 10.0\n"));
 }

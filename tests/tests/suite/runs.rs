@@ -1,4 +1,4 @@
-//! The command line as a user drives it, on models so small that every run takes a moment.
+//! The command line as a user uses it, on models so small that every run takes a moment.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ fn train(dir: &Path, flags: &str) -> Vec<Value> {
     host(dir, &format!("train --json {TINY} {flags}")).ok().json_lines()
 }
 
-/// Asserts that `value` has each of `keys`, and gives it back.
+/// Asserts that `value` has each of `keys`, and returns it.
 #[track_caller]
 fn keys<'a>(value: &'a Value, keys: &[&str]) -> &'a Value {
     for key in keys {
@@ -38,7 +38,7 @@ fn a_run_from_training_to_every_use_of_it() {
     let lines = host(dir, &line).ok().json_lines();
     let (done, logged) = lines.split_last().unwrap();
 
-    // What training says on the way.
+    // The output of training on the way.
     let steps: Vec<u64> =
         logged.iter().filter(|l| l.get("loss").is_some()).map(|l| l["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [1, 10, 20, 30, 40]);
@@ -53,18 +53,18 @@ fn a_run_from_training_to_every_use_of_it() {
     assert_eq!((done["done"].as_bool(), done["run"].as_str()), (Some(true), Some("run")));
     let (loss, floor) = (number(done, "val_loss"), number(done, "floor"));
     let baselines = keys(&done["baselines"], &["unigram", "bigram", "trigram"]);
-    // Everything in the vocabulary: the floor is known, nothing is below it, and a uniform guess is above all.
+    // With everything in the vocabulary the floor is known, nothing is below it, and a uniform guess is above all.
     assert!(floor > 0.5 && floor < number(baselines, "trigram"), "{done}");
     assert!(number(baselines, "trigram") < number(baselines, "unigram"));
     assert!(loss > floor && loss < 512f64.ln(), "{done}");
     assert!(number(&logged[0], "loss") > loss, "it learned");
 
-    // Nothing is allocated in steps and little in a save.
+    // Steps allocate nothing, and a save little.
     assert_eq!(done["heap_allocations"].as_u64(), Some(0), "{done}");
     let save = done["heap_bytes_per_save"].as_u64().unwrap();
     assert!(save > 0 && save <= 64 << 10, "{done}");
 
-    // The directory.
+    // The run's directory.
     let run = dir.join("run");
     let last = run.join("checkpoint-00000040");
     assert_eq!(
@@ -103,7 +103,7 @@ fn a_run_from_training_to_every_use_of_it() {
     let metrics: Vec<Value> = metrics.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!(metrics, logged);
 
-    // Evaluation: what training said, again; and another source.
+    // Evaluation: the loss of training again; and another source.
     let eval = host(dir, "eval --json --run run").ok().json();
     keys(&eval, &["loss", "perplexity", "tokens", "bytes", "bits_per_byte", "floor"]);
     assert_eq!((number(&eval, "loss"), number(&eval, "floor")), (loss, floor));
@@ -115,7 +115,8 @@ fn a_run_from_training_to_every_use_of_it() {
     // Metrics have six digits.
     assert!((number(row, "val_loss") - loss).abs() < 1e-6 && row["preset"] == "pythia-tiny", "{row}");
 
-    // A checkpoint of the run by its name, wherever a run is asked for: the last one is the run's, an earlier one another.
+    // A checkpoint of the run by its name, wherever a run is accepted: the last one equals the run, an earlier one
+    // differs.
     let of = |name: &str, command: &str| host(dir, &format!("{command} --run run/{name}")).ok().json();
     assert_eq!(of("checkpoint-00000040", "eval --json"), eval);
     assert_ne!(number(&of("checkpoint-00000030", "eval --json"), "loss"), loss);
@@ -126,7 +127,7 @@ fn a_run_from_training_to_every_use_of_it() {
     fs::write(dir.join("other.txt"), "anna went to the market .\n\nthe bear was there .\n").unwrap();
     let other = host(dir, "eval --json --run run --data other.txt").ok().json();
     assert!(other["floor"].is_null() && number(&other, "loss") > 0.0, "{other}");
-    // Another source is scored whole, each document under its number; a sample of it says that it is one.
+    // Another source is scored completely, each document under its number; a sample of it is marked as one.
     let lines: String = (1..40).map(|n| format!("{{\"text\": \"{}\"}}\n", "the bear ".repeat(n))).collect();
     fs::write(dir.join("many.jsonl"), lines).unwrap();
     let documents = |flags: &str| {
@@ -135,7 +136,7 @@ fn a_run_from_training_to_every_use_of_it() {
         let pairs = found.iter().map(|d| (d["document"].as_u64().unwrap(), d["tokens"].as_u64().unwrap()));
         (pairs.collect::<Vec<_>>(), outcome.err)
     };
-    // Its words and the end mark; the beginning mark is not predicted.
+    // Its words and the end mark; the begin mark is not predicted.
     let (all, said) = documents("");
     assert_eq!(all, (0..39).map(|n| (n, 2 * n + 3)).collect::<Vec<_>>());
     assert!(!said.contains("only"), "{said}");
@@ -151,7 +152,7 @@ fn a_run_from_training_to_every_use_of_it() {
     assert_eq!((three.as_array().unwrap().len(), three[0].as_array().unwrap().len()), (3, 512));
     assert_eq!((&three[0], &three[1]), (&two[0], &two[1]));
 
-    // Generation: the same seed says the same, and the likeliest token is the logits'.
+    // Generation: the same seed gives the same text, and the most likely token is the logits'.
     let generate = |flags: &str| host(dir, &format!("generate --json --run run --max-tokens 12 {flags}")).ok().json();
     let said = generate("--seed 3");
     keys(&said, &["prompt", "ids", "text", "end", "seconds"]);
@@ -171,7 +172,7 @@ fn a_run_from_training_to_every_use_of_it() {
     let plain = host(dir, "generate --run run --max-tokens 12 --seed 3").ok();
     assert_eq!(plain.out.trim_end(), said["text"].as_str().unwrap());
 
-    // The vocabulary there and back.
+    // Encoding with the vocabulary, and decoding.
     let ids = translate("--encode", "the bear was there .");
     let list: Vec<_> = ids["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
     assert_eq!(list.len(), 5);
@@ -213,7 +214,7 @@ fn people_see_a_summary_floor_baselines_and_a_sample() {
     for said in ["validation loss", "trigram", "0 heap allocations in steps"] {
         assert!(outcome.out.contains(said), "{said}: {}", outcome.out);
     }
-    // Whole documents, as many as asked for or a little less.
+    // Whole documents, as many as requested or slightly fewer.
     let counted = outcome.out.split("n-grams of ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
     assert!((19_000..=20_000).contains(&counted.parse::<u32>().unwrap()), "{counted}");
     let without = TINY.replace("--baseline-tokens 20000", "--baseline-tokens 0");
@@ -254,7 +255,7 @@ fn bench_doctor_and_completions() {
     {
         assert!(host(dir, &format!("{command} --help")).ok().out.contains("Usage"), "{command}");
     }
-    assert_eq!(host(dir, "--version").ok().out.trim_end(), "host 0.1.0");
+    assert_eq!(host(dir, "--version").ok().out.trim_end(), concat!("host ", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
@@ -307,7 +308,7 @@ fn a_sweep_names_batches_that_fit_and_are_the_largest() {
     let dir = directory();
     let dir = dir.path();
     let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).planned().json();
-    // A GPU's memory by name, and one so small that the chunk must shrink and some rows hold nothing.
+    // A GPU's memory by name, and one so small that the chunk must shrink and some rows do not fit.
     for flags in ["--preset pythia-70m --gpu gtx1650", "--preset pythia-70m --gpu 1200MB"] {
         let rows = plan(&format!("{flags} --sweep seq-len"));
         let rows = rows.as_array().unwrap();
@@ -320,7 +321,7 @@ fn a_sweep_names_batches_that_fit_and_are_the_largest() {
             if i % 3 > 0 {
                 assert!(batch >= rows[i - 1]["batch_size"].as_u64().unwrap(), "{row}");
             }
-            // A plan for every fourth row: each is a process.
+            // A plan for every fourth row, since each is a process.
             if i % 4 > 0 {
                 continue;
             }
@@ -367,7 +368,7 @@ fn every_kind_of_source_and_tokenizer_trains() {
         let lines = train(dir, &format!("--data {source} --steps 2 --out source{i}"));
         let done = lines.last().unwrap();
         assert!(number(done, "val_loss") > 0.0, "{source}: {done}");
-        // Only the built-in corpus knows its own loss; 300 ids merge some of its words.
+        // Only the built-in corpus has a known floor; with 300 ids some of its words are merged.
         assert!(done["floor"].is_null());
         let eval = host(dir, &format!("eval --json --run source{i}")).ok().json();
         assert_eq!(eval["loss"], done["val_loss"], "{source}");
@@ -381,7 +382,7 @@ fn every_kind_of_source_and_tokenizer_trains() {
             assert!((bits - expected).abs() < 1e-9, "{eval}");
         }
         let text = "some words of a text .";
-        // By the run's directory, whose name is a kind's, and by its file.
+        // By the run's directory, whose name is also a kind's, and by its file.
         let from = format!("vocab --json --tokenizer ./{tokenizer}/tokenizer.json --encode");
         let ids = host_with(dir, &from, &[text]).ok().json();
         let again = host_with(dir, &format!("vocab --json --tokenizer ./{tokenizer} --encode"), &[text]).ok().json();
@@ -397,7 +398,7 @@ fn every_kind_of_source_and_tokenizer_trains() {
     let eval = host(dir, "eval --json --run validation --data corpus.jsonl --eval-tokens 500").ok().json();
     let again = host(dir, "eval --json --run validation").ok().json();
     assert_eq!(eval, again);
-    // A vocabulary of its own, shown and written.
+    // A separate vocabulary, displayed and written.
     let vocab = host(dir, "vocab --json --data corpus.txt --vocab-size 12 --out words").ok().json();
     keys(&vocab["coverage"], &["words", "covered", "share", "distinct", "counts"]);
     assert_eq!((vocab["vocab_size"].as_u64(), vocab["tokens"].as_array().unwrap().len()), (Some(12), 12));
@@ -419,7 +420,7 @@ fn epochs_are_counted_in_steps() {
         let path = dir.join(run).join(format!("checkpoint-{step:08}/trainer_state.json"));
         serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
     };
-    // Within the last pass: one less token than there are would have been another step.
+    // Within the last pass: one token less than there are, otherwise there would be another step.
     assert_eq!(state("one", one)["position"]["epoch"], 0);
     assert_eq!(state("three", three)["position"]["epoch"], 2);
     assert_eq!(state("three", three)["tokens"].as_u64(), Some(three * 128));
@@ -502,7 +503,7 @@ fn presets_and_their_keys_are_listed() {
     assert!(wrong.err.contains("did you mean pythia-70m?"), "{}", wrong.err);
 }
 
-/// pythia-14m, whose cap is 10,000, with a small body.
+/// pythia-14m, with its cap of 10,000, and a small body.
 const CAPPED: &str = "--preset pythia-14m --set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --seq-len 32 \
                       --batch-size 4 --eval-tokens 500";
 
@@ -529,7 +530,7 @@ fn a_vocabulary_that_nobody_asked_for_fits_the_data() {
     assert_eq!(plan["arena_bytes"], fitting["arena_bytes"]);
     assert!(plan["arena_bytes"].as_u64() < capped["arena_bytes"].as_u64());
 
-    // It goes on exactly, with the same line and without.
+    // It resumes exactly, with the same command and without.
     host(dir, &format!("train {CAPPED} --steps 6 --save-every 3 --out parts")).ok();
     fs::remove_dir_all(dir.join("parts/checkpoint-00000006")).unwrap();
     let on = host(dir, &format!("train {CAPPED} --steps 6 --save-every 3 --out parts --resume")).ok();
@@ -539,7 +540,7 @@ fn a_vocabulary_that_nobody_asked_for_fits_the_data() {
     host(dir, "train --vocab-size 10000 --out parts --resume")
         .refused(2, &["--vocab-size", "10000", &words.to_string()]);
 
-    // What was asked for stays, with a warning.
+    // An explicit size stays, with a warning.
     let asked = host(dir, &format!("train {CAPPED} --vocab-size 10000 --steps 1 --out asked")).ok();
     assert!(!asked.err.contains("the data gives"), "{}", asked.err);
     let warning: Vec<_> = asked.err.lines().filter(|line| line.contains("never used")).collect();
@@ -549,7 +550,7 @@ fn a_vocabulary_that_nobody_asked_for_fits_the_data() {
     );
     let plan: Value = serde_json::from_str(&fs::read_to_string(dir.join("asked/plan.json")).unwrap()).unwrap();
     assert_eq!(plan["arena_bytes"], capped["arena_bytes"]);
-    // A cap of less than twice the words stays too: published figures are of it.
+    // A cap of less than twice the number of words stays, too: published figures use it.
     let tiny = TINY.replace("--vocab-size 300 ", "");
     let tiny = host(dir, &format!("train {tiny} --steps 1 --out tiny")).ok();
     assert!(!tiny.err.contains("the data gives") && !tiny.err.contains("never used"), "{}", tiny.err);
@@ -561,7 +562,7 @@ fn a_batch_left_to_the_budget_is_a_number_before_anything_starts() {
     let dir = directory();
     let dir = dir.path();
     let auto = format!("{} --batch-size auto --threads 1", TINY.replace(" --batch-size 4", ""));
-    // Something between what one sequence needs and what many do.
+    // Between the need of one sequence and that of many.
     let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).planned();
     let needed = |batch: u64, budget: &str| {
         let line = format!("{} --batch-size {batch} --threads 1 {budget}", TINY.replace(" --batch-size 4", ""));
@@ -590,7 +591,7 @@ fn a_batch_left_to_the_budget_is_a_number_before_anything_starts() {
     host(dir, &format!("train {small} --steps 3 --out run --resume")).ok();
     let bench = host(dir, &format!("bench --json {small} --steps 1 --warm 1")).ok();
     assert!(bench.err.contains("batch size 31, "), "{}", bench.err);
-    // Not even one sequence: the refusal says by how much.
+    // Not even one sequence fits: the refusal says by how much.
     host(dir, &format!("train {auto} --budget 1MiB --out none")).refused(2, &["more than the 1.0 MiB of --budget"]);
 }
 
@@ -617,7 +618,7 @@ fn activations_are_computed_again_by_name_and_the_plan_is_exact() {
                 recompute.replace("cheap", "norm1,norm2,activated").split(',').map(str::to_owned).collect();
             let named = |k: &String| k.split(':').next() == Some(kind);
             assert_eq!(row["again"].as_bool(), Some(kinds.iter().any(named)), "{recompute} {kind}");
-            // What is kept in 8 bits is not computed again as well.
+            // Activations saved in 8 bits are not recomputed as well.
             let twice = |k: &String| kind.strip_suffix('8').is_some_and(|kept| k.split(':').next() == Some(kept));
             let others: Vec<_> = kinds.iter().filter(|k| !named(k) && !twice(k)).cloned().collect();
             let arena = |kinds: &[String]| {
@@ -636,7 +637,7 @@ fn activations_are_computed_again_by_name_and_the_plan_is_exact() {
     let table = host(dir, &format!("plan {tiny} --regions")).ok().out;
     assert!(table.contains("saved bytes") && table.contains("gate_up"), "{table}");
 
-    // A GPU's memory: what is outside the arena is the same whatever is kept.
+    // A GPU's memory: the bytes outside the arena do not depend on the saved activations.
     let gpu = format!("{tiny} --device cuda --gpu h200").replace("--batch-size 4", "--batch-size 640");
     let needed = |recompute: &str| {
         let plan = host(dir, &format!("plan --json {gpu} --recompute {recompute}")).planned();
@@ -645,16 +646,16 @@ fn activations_are_computed_again_by_name_and_the_plan_is_exact() {
     let (full, _) = needed("full");
     let (fitted, line) = needed(&format!("fit:{}", full + 1_000_000));
     assert!(fitted <= full + 1_000_000 && line.contains("recompute ") && line.contains("the cheapest"), "{line}");
-    // One layer of a kind is enough: of [640, 32, 64] and more numbers in two bytes at least.
+    // One layer of one kind is enough: at least [640, 32, 64] numbers in two bytes.
     let (kept, _) = needed("none");
     let (fitted, line) = needed(&format!("fit:{}", kept - 1));
     assert!(fitted < kept && line.contains(":1"), "{line}");
-    // Below what is exact the layers' inputs are in 8 bits, and the line says that this rounds.
+    // Below the exact choices the layers' inputs are saved in 8 bits, and the line says that this rounds.
     let (fitted, line) = needed(&format!("fit:{}", full - 1));
     assert!(fitted < full && line.contains("x8") && line.contains("rounded by x8"), "{line}");
     let (rounded, _) = needed("full,x8");
     host(dir, &format!("plan {gpu} --recompute fit:{}", rounded - 1)).refused(2, &["--recompute fit", "--batch-size"]);
-    // A run keeps what fitted when it began.
+    // A run saves the activations that fitted when it began.
     let fit = format!("train --json {tiny} --device reference --recompute fit:4GiB --out fitted");
     host(dir, &format!("{fit} --steps 2")).ok();
     host(dir, &format!("{fit} --steps 3 --resume")).ok();

@@ -1,4 +1,4 @@
-//! What a run says of itself: its saved configuration, given back, changed, and read where the data lies elsewhere.
+//! The saved configuration of a run: used again, changed, and read where the data has moved.
 
 use std::fs;
 use std::io::Write as _;
@@ -56,12 +56,12 @@ fn a_resume_that_is_refused_or_fails_changes_nothing() {
         resume(flags).refused(2, &says);
         assert_eq!(config(dir, "run"), before, "{flags}");
     }
-    // What it has all of is done.
+    // A completed run has nothing to do.
     for flags in ["", "--steps 8", "--config run/config.toml"] {
         assert_eq!(resume(flags).ok().json_lines().pop().unwrap()["steps"], 8);
         assert_eq!(config(dir, "run"), before, "{flags}");
     }
-    // A checkpoint that is damaged.
+    // A damaged checkpoint.
     let moments = dir.join("run/checkpoint-00000008/optimizer.safetensors");
     let good = fs::read(&moments).unwrap();
     fs::write(&moments, &good[..good.len() / 2]).unwrap();
@@ -83,7 +83,7 @@ fn a_resume_that_is_refused_or_fails_changes_nothing() {
     assert_eq!(config(dir, "run"), before);
     fs::write(&model, good).unwrap();
     fs::write(&done, digests).unwrap();
-    // A file of metrics that cannot be one.
+    // A path of metrics that cannot be a file.
     fs::rename(dir.join("run/metrics.jsonl"), dir.join("kept")).unwrap();
     fs::create_dir(dir.join("run/metrics.jsonl")).unwrap();
     assert_ne!(resume("--steps 12 --save-every 3").status, Some(0));
@@ -95,15 +95,15 @@ fn a_resume_that_is_refused_or_fails_changes_nothing() {
     let rest = |config: &str| config.split_once('\n').unwrap().1.to_owned();
     let expected = before.replace("steps = 8\n", "steps = 12\n").replace("save_every = 0", "save_every = 3");
     assert_eq!(rest(&config(dir, "run")), rest(&expected));
-    // Where no step is left, what may differ is the run's all the same.
+    // Even with no step left, settings that may change are saved.
     resume("--keep 5").ok();
     assert!(config(dir, "run").contains("keep = 5\n"));
 }
 
-/// A run: its name, how it begins, and how it goes on after that, where it does.
+/// A run: its name, how it begins, and how it is resumed, if it is.
 type Kind = (&'static str, String, &'static str);
 
-/// Runs of every family and of every key that decides their bits on a CPU; the first two are made before the others.
+/// Runs of every family and with every key that decides their bits on a CPU; the first two are made before the others.
 fn kinds() -> Vec<Kind> {
     let model = TINY.replace("--seq-len 32 --batch-size 4 ", "");
     let words = TINY.replace("--vocab-size 300 ", "");
@@ -197,7 +197,7 @@ fn a_saved_configuration_given_back_makes_the_same_bits() {
     let other = "train --json --config epochs/config.toml --data longer.txt --out longer";
     host(dir, other).refused(2, &["--epochs 1 are", "give --epochs or --steps"]);
     host(dir, &format!("{other} --epochs 1")).ok();
-    // Two keys that say the same, changed by hand so that they do not.
+    // Two keys with the same meaning, changed by hand so that they differ.
     let staged = config(dir, "staged").replacen("batch_size = 3", "batch_size = 4", 1);
     fs::write(dir.join("edited.toml"), &staged).unwrap();
     let edited = "train --json --config edited.toml --out edited";
@@ -261,7 +261,7 @@ fn a_run_is_found_from_any_directory_and_its_data_where_it_moved() {
     host(&there, "train --json --resume --steps 4 --out ../here/run").ok();
     host(&there, "train --json --resume --steps 4 --out ../here/checked --validation ../here/held.txt").ok();
 
-    // Its validation alone lies elsewhere.
+    // Only its validation data has moved.
     let checked = |flags: &str| host(&there, &format!("train --json --resume --steps 4 --out ../here/checked {flags}"));
     fs::rename(here.join("held.txt"), there.join("held.txt")).unwrap();
     checked("").refused(2, &["validation", "here/held.txt", "--validation"]);
@@ -280,7 +280,7 @@ fn a_run_is_found_from_any_directory_and_its_data_where_it_moved() {
     assert!(eval("--data o.jsonl --text-field body --skip-bad-lines").ok().json()["tokens"].as_u64() > Some(0));
     eval("--data ../here/texts --text-field body").refused(2, &["--text-field"]);
     eval("--skip-bad-lines").refused(2, &["--data"]);
-    // What it learnt from is no other text, wherever it lies.
+    // Its training data is recognised, wherever it is.
     assert_eq!(eval("--data ../here/texts").ok().json()["loss"], loss);
 
     // In another directory.
@@ -308,7 +308,7 @@ fn a_run_is_found_from_any_directory_and_its_data_where_it_moved() {
     eval("").ok();
     resume("").ok();
 
-    // As earlier versions saved it: found from where it began, and from elsewhere by its name there.
+    // As earlier versions saved it: found from the directory in which it began, and from elsewhere by its path there.
     fs::rename(there.join("moved"), here.join("texts")).unwrap();
     let run = here.join("checked");
     let root = format!("{}/", here.display());

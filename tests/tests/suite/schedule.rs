@@ -1,4 +1,4 @@
-//! Learning rates over whole runs, and runs that are made longer or begin their decay on the way.
+//! Learning rates over whole runs, and runs that are extended or begin their decay on the way.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ fn rates(run: &Path) -> Vec<(u64, f64)> {
     lines.filter_map(|line| Some((line["step"].as_u64()?, line["lr"].as_f64()?))).collect()
 }
 
-/// Warm-up, stable, decay at the step of number `t`, as the page says it.
+/// Warm-up, stable, decay at step `t`, as in the documentation.
 fn wsd(t: u64, warmup: u64, steps: u64, decay: u64, end: f64, falls: fn(f64) -> f64) -> f64 {
     let k = t.saturating_sub(steps - decay);
     match (t <= warmup, k) {
@@ -55,7 +55,7 @@ fn every_step_of_a_run_has_the_rate_of_the_page() {
     }
 }
 
-/// A run of 40 steps, as if it had been stopped after 20: of its checkpoints only that one is there.
+/// A run of 40 steps, as if it had been stopped after 20: it has only that checkpoint.
 fn stopped(dir: &Path, name: &str, line: &str) {
     host(dir, &format!("{line} --steps 40 --save-every 20 --keep 9 --out {name}")).ok();
     fs::remove_dir_all(dir.join(name).join("checkpoint-00000040")).unwrap();
@@ -83,7 +83,7 @@ fn a_stable_run_that_gets_more_steps_or_decays_is_the_run_that_was_begun_so() {
             }
         }
         assert_eq!(rates(&dir.join(name)), rates(&dir.join(&whole)), "{name}");
-        // So its configuration makes it again, and its card can say so.
+        // So its configuration reproduces it, and its card can say so.
         assert!(!dir.join(name).join("history.json").exists(), "{name}");
     }
 }
@@ -125,7 +125,7 @@ fn a_decay_that_cannot_be_is_refused_in_a_line_and_one_that_changes_the_rate_say
     resume("--lr-end 0").refused(2, &["--lr-end cannot change when a run goes on"]);
     resume("--schedule cosine").refused(2, &["--schedule"]);
     assert_eq!(fs::read(dir.join("run/config.toml")).unwrap(), before);
-    // At its end it gets more steps all the same, and the jump is said.
+    // At its end it can still be extended, and the jump is reported.
     resume("").ok();
     let more = resume("--steps 60").ok();
     let jump = "the learning rate was falling since step 36: it goes from 2.000e-4 to 2.000e-3 at once";

@@ -1,4 +1,4 @@
-//! What plan and train show to people: a summary that a screen holds, and the whole ledger only where it is asked for.
+//! The output of plan and train for people: a summary that fits a screen, and the whole ledger only on request.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -17,7 +17,7 @@ fn presets() -> Vec<String> {
     listed.as_array().unwrap().iter().map(|preset| preset["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Fails unless `text` is one that any pipe and file takes.
+/// Fails unless `text` is plain, for any pipe and file.
 #[track_caller]
 fn plain(text: &str) {
     assert!(!text.contains('\u{1b}'), "escape codes in a pipe: {text:?}");
@@ -66,7 +66,7 @@ fn the_whole_ledger_is_shown_on_request() {
     }
 }
 
-/// What a step and a token cost, from the plan's own numbers and from the operations that it lists.
+/// The costs of a step and a token, from the plan's own numbers and from the operations that it lists.
 #[test]
 fn estimates_are_the_arithmetic_of_the_plan() {
     let dir = directory();
@@ -113,7 +113,7 @@ fn a_run_shows_the_summary_and_at_its_end_memory_in_use_beside_the_plan() {
     assert!(peak.as_u64().unwrap() <= planned.as_u64().unwrap(), "{done}");
     let plan = host(dir.path(), &format!("plan {TINY} --json")).ok().json();
     let bytes = |value: &Value| value.as_u64().unwrap();
-    // Building the tokenizer, encoding and choosing come before the arena; the baselines are no part of training.
+    // Building the tokenizer, encoding and choosing come before the arena; the baselines are not part of training.
     let moments = plan["moments"].as_array().unwrap().iter().filter(|m| m["name"].as_str().unwrap().contains("before"));
     let most = moments.map(|moment| bytes(&moment["bytes"])).max().unwrap();
     let running = bytes(&plan["arena_bytes"]) + bytes(&plan["outside_arena_bytes"]);
@@ -133,7 +133,7 @@ fn own_text() -> String {
     (0..1500).map(line).collect()
 }
 
-/// What the configuration of a run has for `key`.
+/// The value of `key` in a run's configuration.
 fn saved(run: &Path, key: &str) -> String {
     let text = fs::read_to_string(run.join("config.toml")).unwrap();
     let found = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = "));
@@ -160,7 +160,7 @@ fn a_run_of_ones_own_text_has_its_letters_a_length_that_fits_and_goes_elsewhere(
     for to in ["gguf run.gguf", "hf model", "firmware run.img"] {
         host(dir, &format!("export --run run --to {to}")).ok();
     }
-    // What somebody decides is decided.
+    // Explicit settings are used.
     let asked = "--vocab-size 300 --steps 3 --warmup 2 --tokenizer word";
     host(dir, &format!("train --json {SMALL} --data my.txt --out asked {asked}")).ok();
     let decided = ["vocab_size", "steps", "warmup", "tokenizer"].map(|key| saved(&dir.join("asked"), key));
@@ -181,7 +181,7 @@ fn every_logged_step_is_a_plain_line_where_there_is_no_terminal() {
     assert_eq!(nothing.err.lines().filter(|line| line.starts_with("host: --lr 0")).count(), 1, "{}", nothing.err);
 }
 
-/// What an earlier session did is no speed of this one.
+/// The steps of an earlier session do not count for the speed of this one.
 #[test]
 fn the_speed_of_a_resumed_run_is_that_of_its_session() {
     let dir = directory();
@@ -192,7 +192,7 @@ fn the_speed_of_a_resumed_run_is_that_of_its_session() {
     assert!((tokens - 3.0 * 128.0).abs() < 1e-3 && number("tokens") == 23.0 * 128.0, "{done}");
 }
 
-/// A terminal that closes ends a run as SIGTERM does; one that was told to outlive it goes on.
+/// Closing the terminal ends a run as SIGTERM does; under nohup it continues.
 #[cfg(unix)]
 #[test]
 fn a_hangup_saves_the_run_unless_it_is_ignored() {
@@ -209,7 +209,7 @@ fn a_hangup_saves_the_run_unless_it_is_ignored() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
-        // It listens from before its first step.
+        // It handles signals from before its first step.
         lines.next().unwrap().unwrap();
         for _ in 0..2 {
             assert!(Command::new("kill").args(["-HUP", &run.id().to_string()]).status().unwrap().success());
@@ -222,7 +222,7 @@ fn a_hangup_saves_the_run_unless_it_is_ignored() {
     }
 }
 
-/// The table of docs/figures.md is what the plan says: each number to the digits that are printed.
+/// The table in docs/figures.md equals the plan's numbers, to the printed digits.
 #[test]
 fn the_speeds_in_the_documents_are_the_plan_s() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/figures.md");

@@ -1,4 +1,4 @@
-//! A model whose logits are capped: what is printed of them, drawn from them and read again.
+//! A model with capped logits: printed, sampled from and evaluated.
 
 use capful_tests::binary::{directory, host};
 use serde_json::Value;
@@ -24,7 +24,7 @@ fn a_capped_model_prints_draws_and_loads_logits_below_its_cap() {
     let (capped, _) = largest("capped");
     assert!(capped <= CAP && capped > 0.5 * CAP && largest("free").0 > CAP, "{capped}");
 
-    // Logits of a prompt come in rows, those behind it token by token.
+    // Logits of a prompt come in rows, those after it token by token.
     let generated = |flags: &str| {
         let said = host(dir, &format!("generate --json --run capped --prompt bear --max-tokens 8 {flags}")).ok().json();
         said["ids"].as_array().unwrap().clone()
@@ -33,7 +33,7 @@ fn a_capped_model_prints_draws_and_loads_logits_below_its_cap() {
     assert_eq!(generated("--seed 3"), generated("--seed 3"));
     assert_ne!(generated("--seed 3"), generated("--seed 4"));
 
-    // The run goes on with its cap, and its loss is what an evaluation says again.
+    // The resumed run has its cap, and an evaluation gives its loss again.
     let steps = RUN.replace("--steps 6", "--steps 9");
     let resumed = host(dir, &format!("train --json --resume {MODEL} {steps} --set softcap={CAP} --out capped")).ok();
     let lines = resumed.json_lines();

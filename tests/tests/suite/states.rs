@@ -1,4 +1,4 @@
-//! Optimizer states in 8 bits, and masters in 24: their bytes, their numbers, and runs that go on.
+//! Optimizer states in 8 bits, and masters in 24: their bytes, their numbers, and resumed runs.
 
 use std::fs;
 use std::path::Path;
@@ -15,14 +15,14 @@ fn file(run: &Path, step: u32, name: &str) -> Vec<u8> {
     fs::read(run.join(format!("checkpoint-{step:08}/{name}"))).unwrap()
 }
 
-/// The numbers of blocks in f64, by the formulas of the page of the configuration.
+/// The numbers of blocks in f64, by the formulas in the configuration's documentation.
 fn decoded(bytes: &[u8], square: bool) -> Vec<[f64; 2]> {
     let (blocks, rest) = bytes.as_chunks::<BYTES>();
     assert!(rest.is_empty());
     let number = |scale: f64, code: u8| {
         let (c, step) =
             if square { (f64::from(code) / 255.0, 1.0 / 255.0) } else { (f64::from(code as i8) / 127.0, 1.0 / 127.0) };
-        // A number, and by how much its neighbours differ.
+        // A number, and the distance to its neighbours.
         let of = |c: f64| if square { scale * c.powi(4) } else { scale * c / (2.0 - c.abs()) };
         [of(c), (of(c.abs() + step) - of(c.abs())).abs()]
     };
@@ -56,7 +56,7 @@ fn a_step_from_zero_moves_as_with_f32_and_keeps_the_nearest_codes() {
         for (name, tensor) in
             coded.iter().filter(|(name, _)| name.starts_with("first_moment.") || name.starts_with(second))
         {
-            // Of several tensors in a table the first names all of it.
+            // For several tensors in a table, the first one's name stands for the whole table.
             let Some(expected) = exact.get(name).map(|tensor| tensor.numbers()) else { panic!("{name} is not there") };
             let found = decoded(&tensor.bytes, name.starts_with(second));
             assert!(found.len() >= expected.len(), "{name}");
@@ -95,8 +95,9 @@ fn runs_go_on_and_end_where_those_with_f32_end() {
     host(dir.path(), &format!("train {TINY} --states 4bit --steps 1 --out other")).refused(2, &["4bit"]);
 }
 
-/// A step computes its states in f32 before it keeps them. So the second step of a run in 8 bits moves weights as one in f32 that
-/// begins with what the first one kept, and the first step of one in f32 keeps what one in 8 bits would encode.
+/// A step computes its states in f32 before it stores them. So the second step of a run in 8 bits updates weights as
+/// one in f32 does that begins with the first step's stored states, and the first step of one in f32 stores the numbers
+/// that one in 8 bits would encode.
 #[test]
 fn states_of_a_checkpoint_become_those_of_the_run() {
     let dir = directory();
@@ -126,7 +127,7 @@ fn states_of_a_checkpoint_become_those_of_the_run() {
     }
 }
 
-/// Momenta in 8 bits beside moments of rows and columns, which stay f32: on 128 columns.
+/// Momenta in 8 bits together with moments of rows and columns, which stay f32: on 128 columns.
 #[test]
 fn moments_of_rows_and_columns_go_on_beside_momenta_in_8_bits() {
     let dir = directory();
@@ -152,7 +153,7 @@ fn moments_of_rows_and_columns_go_on_beside_momenta_in_8_bits() {
     assert!((mean(&coded) / mean(&exact) - 1.0).abs() < 0.01, "{} and {}", mean(&coded), mean(&exact));
 }
 
-/// Bytes of the roles that training keeps, by `host plan`.
+/// Bytes of the roles that training stores, by `host plan`.
 fn bytes(flags: &str) -> f64 {
     let dir = directory();
     let line = format!(
@@ -174,13 +175,14 @@ fn bytes(flags: &str) -> f64 {
 #[test]
 fn adamw_keeps_7_bytes_a_parameter() {
     let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-4, "{found}, not {expected}");
-    // With rows that the vocabulary is padded by.
+    // Including the rows that pad the vocabulary.
     let all = bytes("");
     assert!((14.0..14.05).contains(&all));
     near(bytes("--states 8bit") / all, (6.0 + 2.0 * 132.0 / 128.0) / 14.0);
     near(bytes("--states 8bit --masters f24") / all, (5.0 + 2.0 * 132.0 / 128.0) / 14.0);
     near(bytes("--states 8bit --masters bf16") / all, (4.0 + 2.0 * 132.0 / 128.0) / 14.0);
-    // A number a row and a column of a layer's matrices and of the padded tables in place of 1.03 bytes an element.
+    // A number for each row and column of a layer's matrices and of the padded tables instead of 1.03 bytes for each
+    // element.
     let (matrices, tables) = (6 * (4 + 8) * 512 * 512, 2 * 10_048 * 512);
     let sides = 6 * ((1536 + 512) + (512 + 512) + 2 * (2048 + 512)) + 2 * (10_048 + 512);
     let parameters = f64::from(6 * (12 * 512 * 512 + 13 * 512) + 1024 + 2 * 10_000 * 512);

@@ -1,4 +1,4 @@
-//! What to train with the bytes, the seconds and the text there are.
+//! Suggestions for training with the available bytes, seconds and text.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use capful_tests::binary::{directory, host, host_with};
 use serde_json::Value;
 
-/// A text of half a megabyte of sentences, of which few words follow each other twice.
+/// A text of half a megabyte of sentences in which few pairs of words occur twice.
 fn text(dir: &Path) {
     const WORDS: [&str; 16] = [
         "river", "stone", "quiet", "morning", "walks", "under", "seven", "lamps", "the", "of", "and", "slowly",
@@ -20,7 +20,7 @@ fn text(dir: &Path) {
     fs::write(dir.join("text.txt"), (0..700).map(document).collect::<String>()).unwrap();
 }
 
-/// A plan of what was suggested is what was said of it.
+/// A plan of the suggested command has the promised numbers.
 #[test]
 fn the_command_is_a_run_that_fits_and_takes_what_was_said() {
     let dir = directory();
@@ -43,7 +43,7 @@ fn the_command_is_a_run_that_fits_and_takes_what_was_said() {
         let seconds = plan["stages"][0]["expected_seconds"].as_f64().unwrap();
         let said = first["seconds_per_step"].as_f64().unwrap();
         assert!((said / seconds - 1.0).abs() < 0.1, "{said} and {seconds}");
-        // A hundred kilobytes of tokens are not read for half a minute.
+        // A hundred kilobytes of tokens are not repeated for half a minute.
         assert!(first["passes"].as_f64().unwrap() < 20.0 && line.contains("--steps "), "{command}: {first}");
         let bits = |row: &Value| row["bits_per_byte"].as_f64().unwrap();
         let rows = found["candidates"].as_array().unwrap();
@@ -51,7 +51,7 @@ fn the_command_is_a_run_that_fits_and_takes_what_was_said() {
     }
 }
 
-/// Short runs say where this text ends, and leave nothing behind.
+/// Short runs estimate the final loss on this text, and leave no files.
 #[test]
 fn a_choice_is_calibrated_by_short_runs_on_the_text() {
     let dir = directory();
@@ -61,14 +61,14 @@ fn a_choice_is_calibrated_by_short_runs_on_the_text() {
     let of_all = "--data shards --device cpu --seq-len 16 --batch-size 4 --baseline-tokens 0 --eval-tokens 2000 --json";
     let smallest = "--preset quick-70m --set layers=4 --set d_model=64 --set heads=2 --set d_ff=192";
     let needed = host(dir, &format!("plan {smallest} {of_all}")).ok().json()["needed_bytes"].as_u64().unwrap();
-    // There is room for the smallest model alone.
+    // There is room for the smallest model only.
     let flags = &format!("suggest --time 2m --budget {} {of_all}", needed + (1 << 18));
     let before = host(dir, flags).ok().json();
     let run = host(dir, &format!("{flags} --calibrate 1m")).ok();
     let after = run.json();
     let bits = |found: &Value| found["candidates"][0]["bits_per_byte"].as_f64().unwrap();
     assert!(before["calibrated"] == 0 && after["calibrated"] == 1, "{after}");
-    // Sixteen words in any order are far from prose: every run says so, and so does what is expected.
+    // Sixteen words in any order are far from prose: every run reports that, and so does the estimate.
     let said = run
         .err
         .lines()
@@ -138,7 +138,7 @@ fn evaluations(run: &Path) -> Vec<String> {
     text.lines().filter(|line| line.contains("val_loss")).map(str::to_owned).collect()
 }
 
-/// From half of a run on it is said where it ends; a run that goes on says what it would have said.
+/// From half of a run on its final loss is predicted; a resumed run makes the same predictions.
 #[test]
 fn a_run_says_where_it_ends() {
     let dir = directory();
@@ -172,7 +172,7 @@ fn a_run_says_where_it_ends() {
     assert!(again.err.contains("  ends at ") && again.err.contains(" bits a byte"), "{}", again.err);
     assert!(again.err.contains("  such a run ends at about "), "{}", again.err);
 
-    // Nothing of another recipe.
+    // No prediction for another recipe.
     let other = line.replace("--steps 230", "--steps 230 --dropout 0.1").replace("--out run", "--out other --json");
     let lines = host(dir, &other).ok().json_lines();
     assert!(lines.last().unwrap()["predicted_bits_per_byte"].is_null());

@@ -1,4 +1,4 @@
-//! Many runs on one device are each the run that `train` makes.
+//! Each of many runs on one device equals the run that `train` makes.
 
 #![cfg(unix)]
 
@@ -23,7 +23,7 @@ fn runs(sweep: &Value) -> BTreeMap<String, Value> {
     runs.iter().map(|run| (run["name"].as_str().unwrap().to_owned(), run.clone())).collect()
 }
 
-/// What of a run does not depend on the time that it took.
+/// The part of a run's results that does not depend on the time that it took.
 fn lasting(run: &Value) -> Value {
     let mut run = run.clone();
     for key in ["seconds", "tokens_per_s"] {
@@ -56,7 +56,7 @@ fn the_runs_of_a_sweep_are_those_of_train_to_the_bit() {
         for what in ["model.safetensors", "optimizer.safetensors"] {
             assert!(file(&alone, what) == file(&within, what), "{name}: {what}");
         }
-        // The table is what the run itself wrote down.
+        // The table has the run's own numbers.
         let metrics = fs::read_to_string(within.join("metrics.jsonl")).unwrap();
         let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
         for (own, theirs) in
@@ -70,7 +70,7 @@ fn the_runs_of_a_sweep_are_those_of_train_to_the_bit() {
         assert_eq!((&row["steps"], &row["tokens"], &row["state"]), (&4.into(), &512.into(), &"done".into()));
         assert_eq!((&row["varied"]["lr"], &row["varied"]["seed"]), (&lr.into(), &seed.to_string().into()));
     }
-    // Nothing is left to do: nothing is done, and the table is the same.
+    // A completed sweep has nothing to do, and its table is the same.
     host(dir, &line).refused(2, &["all holds a sweep already", "--resume"]);
     let again = host(dir, &format!("{line} --resume")).ok();
     assert_eq!((again.json(), again.err.matches("begins").count()), (sweep, 0));
@@ -144,12 +144,12 @@ fn an_interrupted_sweep_goes_on_and_its_table_is_the_same() {
     assert_eq!(states, ["interrupted", "interrupted", "waiting"], "{}", stopped.err);
     let resumed = host(dir, &format!("{} --resume", line("halves"))).ok();
     assert_eq!((resumed.err.matches("goes on").count(), resumed.err.matches("begins").count()), (2, 1));
-    // What a run was given of the budget is not the budget of all.
+    // A run's share of the budget is not the budget of all.
     assert!(resumed.err.contains("2 at once"), "{}", resumed.err);
     let rows = |sweep: &Value| sweep["runs"].as_array().unwrap().iter().map(lasting).collect::<Vec<_>>();
     assert_eq!(rows(&resumed.json()), rows(&whole));
     assert!(resumed.json()["runs"][0]["seconds"].as_f64() > Some(0.0));
-    // What a run was begun with stays.
+    // The settings of a begun run stay.
     let other = line("halves").replace("--steps 12", "--steps 15 --clip 0.5");
     host(dir, &format!("{other} --resume")).refused(2, &["lr=1e-3: ", "clip", "cannot change"]);
 }
@@ -174,8 +174,7 @@ fn a_bad_run_refuses_the_sweep_before_anything_starts() {
         sweep(more).refused(2, says);
         assert!(!dir.join("none").exists(), "{more}");
     }
-    // Both fit by themselves and not side by side: one after the other.
-    // No n-grams are counted unless it is asked for.
+    // Both fit by themselves but not together: one after the other. No n-grams are counted unless requested.
     let tiny = TINY.replace("--baseline-tokens 20000", "");
     let of = |vary: &str, budget: u64, out: &str| {
         host(dir, &format!("sweep --json {BASE} {tiny} --jobs 2 --vary {vary} --budget {budget} --out {out}"))
@@ -188,7 +187,7 @@ fn a_bad_run_refuses_the_sweep_before_anything_starts() {
     let apart = of("seed=0,1", 2 * bytes - 1, "apart").ok();
     assert!(!apart.err.contains("2 at once"), "{}", apart.err);
     of("model.layers=1,400", bytes, "none").refused(2, &["model.layers=400: this run needs", "of --budget"]);
-    // One that fails on its way is named, and the other is whole.
+    // A run that fails on its way is named, and the other one is complete.
     let line = format!("sweep --json {BASE} {TINY} --vary lr=1e30,1e-3 --skip-non-finite 1 --out mixed");
     let mixed = host(dir, &line);
     assert_eq!(mixed.status, Some(1), "{}", mixed.err);

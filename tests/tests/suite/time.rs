@@ -38,7 +38,7 @@ fn a_run_ends_on_time_and_goes_on_from_before_its_rate_fell() {
     let took = begun.elapsed().as_secs_f64();
     let last: Value = serde_json::from_str(ended.out.lines().last().unwrap()).unwrap();
     let seconds = last["seconds_of_time"].as_f64().unwrap();
-    // Other tests run beside this one: what it promises of a quiet machine is measured, not tested.
+    // Other tests run at the same time: the accuracy on an idle machine is measured elsewhere, not tested.
     assert!((3.2..4.8).contains(&seconds) && took > 3.2, "{seconds} s, {took} s");
     let (steps, done) = (last["steps"].as_u64().unwrap(), steps_of(&run));
     assert_eq!((last["steps_done"].as_u64(), done.len() as u64), (Some(steps), steps));
@@ -46,7 +46,7 @@ fn a_run_ends_on_time_and_goes_on_from_before_its_rate_fell() {
     let config = fs::read_to_string(run.join("config.toml")).unwrap();
     assert!(config.contains("time = \"4s\"") && config.contains(&format!("\nsteps = {steps}\n")), "{config}");
 
-    // The rate is constant up to the checkpoint that is kept beside the last.
+    // The rate is constant up to the second-to-last checkpoint.
     let fall = state(&run.join(format!("checkpoint-{steps:08}")))["timed"]["fall"].clone();
     let falls = fall["begun"].as_u64().unwrap();
     let stable = state(&run.join(format!("checkpoint-{falls:08}")));
@@ -54,18 +54,18 @@ fn a_run_ends_on_time_and_goes_on_from_before_its_rate_fell() {
     let highest = done[4].2;
     assert!(done.iter().all(|(step, _, lr)| *step <= 4 || (*lr == highest) == (*step <= falls)), "{falls}: {done:?}");
 
-    // With more time it goes on from there, as if it had had that from the beginning; what came after is replaced.
+    // With more time it resumes from there, as if it had had that time from the beginning; later steps are replaced.
     let more = host(dir, &format!("{} --out run --resume --json", line("6s"))).ok();
     let last: Value = serde_json::from_str(more.out.lines().last().unwrap()).unwrap();
     let now = steps_of(&run);
-    // A machine that others slow down in the meantime may do fewer steps than before.
+    // A machine that is slowed down in the meantime may take fewer steps than before.
     assert!(now.len() as u64 > falls && now[..falls as usize] == done[..falls as usize], "{} steps", now.len());
     assert_eq!(now[falls as usize].2, highest, "the rate goes on");
     let seconds = last["seconds_of_time"].as_f64().unwrap();
     assert!((4.8..7.2).contains(&seconds), "{seconds} s");
     assert!(!run.join(format!("checkpoint-{steps:08}")).exists(), "of the run that had less time");
 
-    // A run of so many steps is the same until its rate falls.
+    // A run of this many steps is the same until its rate falls.
     host(dir, &format!("{} --out plain", line("4s").replace("--time 4s", &format!("--steps {}", 2 * falls)))).ok();
     assert!(steps_of(&dir.join("plain"))[..falls as usize] == done[..falls as usize]);
 }

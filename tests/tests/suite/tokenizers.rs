@@ -1,4 +1,4 @@
-//! A `tokenizer.json` of every standard kind gives what Python's `tokenizers` gives, streams as it decodes, and is
+//! A `tokenizer.json` of every standard kind gives the results of Python's `tokenizers`, streams as it decodes, and is
 //! refused in one line where it is damaged. `tests/peers/tokenizer_fixtures.py` makes the fixtures.
 
 use std::fs;
@@ -14,7 +14,7 @@ use capful_tests::binary::{self, Outcome};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// A kind, and what Python's library gave for the texts.
+/// A kind of tokenizer, and the results of Python's library for the texts.
 struct Fixture {
     kind: String,
     file: Value,
@@ -69,7 +69,7 @@ fn encode(tokenizer: &dyn Tokenizer, text: &str) -> Vec<u32> {
     ids
 }
 
-/// `host vocab --lines` with these lines.
+/// Runs `host vocab --lines` with these lines.
 fn lines(file: &Value, lines: &[Value]) -> Outcome {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokenizer.json");
@@ -79,7 +79,7 @@ fn lines(file: &Value, lines: &[Value]) -> Outcome {
     let mut host = host.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut input = host.stdin.take().unwrap();
     let lines: String = lines.iter().map(|line| format!("{line}\n")).collect();
-    // It may end before it has read everything.
+    // The process may end before it has read everything.
     let writer = std::thread::spawn(move || _ = input.write_all(lines.as_bytes()));
     let output = host.wait_with_output().unwrap();
     writer.join().unwrap();
@@ -97,7 +97,7 @@ fn every_kind_gives_the_ids_and_the_texts_of_the_library() {
             assert_eq!(given["ids"], json!(ids[i]), "{kind}: {:?}", TEXTS[i]);
             assert_eq!(given["text"], json!(texts[i]), "{kind}: {:?}", TEXTS[i]);
         }
-        // Ids alone have the same texts.
+        // Ids alone decode to the same texts.
         let asked: Vec<Value> = ids.iter().map(|ids| json!(ids)).collect();
         assert_eq!(lines(file, &asked).ok().json_lines(), given, "{kind}");
     }
@@ -115,7 +115,7 @@ fn a_line_that_is_neither_text_nor_ids_is_refused() {
     }
 }
 
-/// Texts of all blocks, of white space and of signs.
+/// Texts from all blocks, with white space and signs.
 fn text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         "[a-zA-Z' ]{0,12}",
@@ -134,7 +134,7 @@ proptest! {
 
     #[test]
     fn any_text_comes_back_from_bytes(text in text()) {
-        // Special tokens are spelled with it, and the other is a space to SentencePiece.
+        // Special tokens are written with the first, and the second stands for a space in SentencePiece.
         let text = text.replace(['<', '▁'], ".");
         for (kind, tokenizer) in &*LOADED {
             let whole = kind.starts_with("bpe") && !["bpe_qwen2", "bpe_fallback_metaspace"].contains(kind);
@@ -154,7 +154,7 @@ proptest! {
             let size = tokenizer.vocab_size() as usize;
             let random: Vec<u32> = ids.iter().map(|id| id.index(size) as u32).collect();
             let mut all = vec![random, encode(&**tokenizer, &text)];
-            // Bytes in a row, among them such as are no text.
+            // Several bytes in a row, some of which are not valid text.
             let byte = |b: &u8| (0..size as u32).find(|&id| tokenizer.token(id) == Some(format!("<0x{b:02X}>")));
             let run: Vec<u32> = if bytes.len() > 60 { bytes.iter().filter_map(byte).collect() } else { vec![] };
             all.push([&all[1], &*run, &all[0]].concat());
@@ -168,7 +168,7 @@ proptest! {
     }
 }
 
-/// As long documents are cut.
+/// As long documents are split.
 #[test]
 fn a_text_cut_before_a_word_has_the_ids_of_the_whole() {
     let mut cuts = 0;
@@ -257,7 +257,7 @@ fn damaged_files_of_every_kind_are_refused_in_one_line() {
     assert!(others.is_empty(), "{others:#?}");
 }
 
-/// A file of which bytes are other ones is refused in one line or is a tokenizer: never a panic, never an id outside.
+/// A file with changed bytes is refused in one line or is a tokenizer: never a panic, never an id out of range.
 #[test]
 fn files_with_other_bytes_in_them_are_refused_or_work() {
     let random = Random::new(1, stream("damage"));

@@ -1,4 +1,4 @@
-//! What a run is scored on: a fair sample of what it held out.
+//! The validation data of a run: a fair sample of its held-out documents.
 
 use std::fs;
 use std::path::Path;
@@ -10,13 +10,14 @@ fn number(value: &Value, key: &str) -> f64 {
     value[key].as_f64().unwrap_or_else(|| panic!("{key} is no number in {value}"))
 }
 
-/// Letters out of so many that nobody could have copied.
+/// Random letters, so many that a copy cannot be a coincidence.
 fn letters(seed: u64, count: usize, of: u64) -> String {
     let random = capful_core::random::Random::new(seed, 0);
     (0..count as u64).map(|i| char::from(b'a' + random.below(i, of) as u8)).collect()
 }
 
-/// Two collections, one after the other: 1,600 documents of two letters and 1,600 of all. Each document ends with `common`.
+/// Two collections, one after the other: 1,600 documents of two letters and 1,600 of all letters. Each document ends
+/// with `common`.
 fn corpus(path: &Path, common: &str) {
     let kind = |i: u64| if i < 1600 { 2 } else { 26 };
     let text = |i: u64| format!("{i} {} {common}", letters(i, 200 + i as usize % 90, kind(i)));
@@ -38,19 +39,19 @@ fn the_score_is_that_of_a_fair_sample_however_the_source_is_read() {
     let done = train(dir, "--data two.jsonl --steps 30 --out run");
     let (loss, error) = (number(&done, "val_loss"), number(&done, "val_loss_se"));
 
-    // All that was held out: the sample's loss is within four standard errors of it, and they are no excuse.
+    // All held-out documents: the sample's loss is within four standard errors of theirs, and these are small.
     let eval = |flags: &str| host(dir, &format!("eval --json --run run {flags}")).ok().json();
     let all = eval("--eval-tokens 1000000");
     assert!(number(&all, "tokens") > 30000.0, "{all}");
     assert!((loss - number(&all, "loss")).abs() < 4.0 * error, "{done}\n{all}");
     assert!(error < 0.3 && error > number(&all, "loss_se"), "{done}\n{all}");
-    // The two kinds are far apart: the first documents alone would have been.
+    // The two kinds differ a lot: the first documents alone would have been another sample.
     let lines = fs::read_to_string(dir.join("two.jsonl")).unwrap();
     fs::write(dir.join("first.jsonl"), lines.lines().take(20).collect::<Vec<_>>().join("\n")).unwrap();
     let first = eval("--data first.jsonl");
     assert!((number(&first, "loss") - number(&all, "loss")).abs() > 4.0 * error, "{first}\n{all}");
 
-    // The same documents without token files at hand, where they are searched for in the text.
+    // The same documents without token files, so that they are searched for in the text.
     let with = eval("");
     assert_eq!((&with["loss"], &with["loss_se"]), (&done["val_loss"], &done["val_loss_se"]));
     assert_eq!((with["overlap"].as_f64(), done["val_overlap"].as_f64()), (Some(0.0), Some(0.0)));
@@ -68,10 +69,10 @@ fn what_the_training_side_has_word_for_word_is_counted() {
     let dir = dir.path();
     let common = letters(9, 150, 26);
     corpus(&dir.join("licensed.jsonl"), &common);
-    // Long enough that no document of under 500 tokens is cut.
+    // Long enough that no document of under 500 tokens is truncated.
     let done = train(dir, "--data licensed.jsonl --steps 1 --out run");
-    // The 150 letters, the space before them and the end mark behind them are common to all documents; about 250 tokens
-    // before those are a document's own.
+    // The 150 letters, the space before them and the end mark after them are common to all documents; about 250 tokens
+    // before those are the document's own.
     let share = number(&done, "val_overlap");
     assert!((0.33..0.43).contains(&share), "{done}");
     let said = host(dir, "eval --run run").ok().out;
@@ -95,7 +96,7 @@ fn bits_a_byte_are_given_where_the_tokens_restore_the_bytes() {
     }
 }
 
-/// Documents of which two in three are one of twenty passages with a line of their own, and the others new.
+/// Documents, two thirds of which are one of twenty passages with a line of their own, and the others new.
 fn repeated(dir: &Path, count: u64) -> String {
     let words = |seed: u64, n: u64| -> String {
         let random = capful_core::random::Random::new(seed, 0);
@@ -129,7 +130,7 @@ fn clean_validation_holds_out_what_the_training_side_does_not_contain() {
     let streamed = host(dir, &format!("train {tiny} {data} --steps 2 --clean-validation --cache none --out x"));
     assert_eq!(streamed.status, Some(2));
     assert!(streamed.err.contains("leave out --clean-validation or --cache none"), "{}", streamed.err);
-    // Nothing is clean where all is repeated.
+    // No document is clean where all are repeated.
     let text = fs::read_to_string(dir.join("texts.jsonl")).unwrap();
     let all: String = text.lines().filter(|line| line.contains("number")).map(|line| format!("{line}\n")).collect();
     fs::write(dir.join("texts.jsonl"), all).unwrap();
@@ -149,7 +150,7 @@ fn data_without_copies_is_what_is_left_and_the_report_has_its_numbers() {
         host(dir, &format!("data --in texts.jsonl --tokenizer byte --json {flags} --out {out}")).ok().json()
     };
     let (kept, left) = (data("", "kept"), data("--dedup", "left"));
-    // 200 of 20 passages: 180 say one of them again, and the last document is a copy.
+    // 200 of 20 passages: 180 repeat one of them, and the last document is a copy.
     for one in [&kept, &left] {
         assert_eq!((&one["read_documents"], &one["copies"], &one["near_copies"]), (&json(301), &json(1), &json(180)));
     }
@@ -166,7 +167,7 @@ fn data_without_copies_is_what_is_left_and_the_report_has_its_numbers() {
     ] {
         assert!(shown.contains(said), "{said}: {shown}");
     }
-    // What is there already is not encoded as something else.
+    // Existing shards are not overwritten with another encoding.
     let other = host(dir, "data --in texts.jsonl --tokenizer byte --dedup --out kept");
     assert_eq!(other.status, Some(2), "{}", other.err);
 }

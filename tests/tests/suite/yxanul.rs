@@ -1,4 +1,4 @@
-//! The whole Yxanul on every device of this machine against the f64 oracle: factorised, plain and untied.
+//! The whole Yxanul on every device of this machine compared with the f64 oracle: factorised, plain and untied.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn odd(attention: Pattern) -> Config {
     Config { rank: Some(5), attention, ..Config::llama(3, 24, 6, 2, 23, VOCAB) }
 }
 
-/// The three kinds of ends.
+/// The three kinds of embeddings and heads.
 fn kinds(attention: Pattern) -> [Config; 3] {
     let odd = odd(attention);
     [odd, Config { rank: None, ..odd }, Config { rank: None, tied: false, kv_heads: 6, ..odd }]
@@ -86,7 +86,7 @@ fn micro_batches_add_up_to_one_large_batch() {
             let expected = large.tensors("gradient.");
             for level in LEVELS {
                 let mut small = Model::new(&device, &config, &weights, 1, LENGTH, level);
-                // A step before it leaves nothing behind.
+                // A previous step has no effect.
                 small.loss(part(2));
                 let sum = small.losses(&[part(0), part(1), part(2)]);
                 assert!((sum - whole).abs() <= 1e-6 * whole, "{name}: {sum}, {whole}");
@@ -242,7 +242,7 @@ fn a_saved_model_has_llamas_names_and_gives_its_logits_under_them() {
     ] {
         let dir = directory();
         let dir = dir.path();
-        // Three steps, so that no gain is 1 and no row as it was drawn.
+        // Three steps, so that no gain is 1 and no row has its initial value.
         let flags = format!("{flags} {TINY} --set heads=4 --set kv_heads=2 --recompute cheap");
         host(dir, &format!("train --json {flags} --steps 3 --lr 0.01 --warmup 1 --out run")).ok();
         let config = Config { rank, tied, ..Config::llama(1, 16, 4, 2, 32, 300) };

@@ -1,4 +1,4 @@
-//! Attention, its gradient, that of one token over a cache, and rotation.
+//! Attention, its gradient, single-token attention over a cache, and rotation.
 
 use capful_core::memory::Region;
 use capful_core::ops::{
@@ -11,7 +11,7 @@ use super::{Lay, Witness, matrix};
 /// Heads, batch, length and pattern.
 pub type Case = (Heads, u32, u32, Pattern);
 
-/// A few of every kind.
+/// A few cases of every kind.
 pub fn attentions() -> Vec<Case> {
     let pattern = |kind, block| Pattern { kind, block, window: 1, stride: 3 };
     let windowed = |kind, block, window, stride| Pattern { kind, block, window, stride };
@@ -25,7 +25,7 @@ pub fn attentions() -> Vec<Case> {
         (Heads::grouped(2, 1, 100), 1, 40, pattern(Kind::Local, 5)),
         (Heads::interleaved(2, 256), 1, 21, Pattern::DENSE),
         (Heads::grouped(2, 1, 200), 1, 35, pattern(Kind::Global, 4)),
-        // Longer than several tiles; blocks of one token, of more than a tile, and as long as the half.
+        // Longer than several tiles; blocks of one token, of more than a tile, and of half the length.
         (Heads::grouped(4, 2, 32), 1, 333, Pattern::DENSE),
         (Heads::interleaved(3, 5), 1, 333, windowed(Kind::Local, 1, 2, 3)),
         (Heads::grouped(3, 1, 34), 1, 333, windowed(Kind::Mixed, 64, 1, 3)),
@@ -36,13 +36,13 @@ pub fn attentions() -> Vec<Case> {
     ]
 }
 
-/// Everything turns where `all`, else half of each head; at least a pair where it has one.
+/// A rotation of all elements where `all`, else of half of each head; of at least one pair where a head has one.
 pub fn rotary(l: &mut Lay, heads: Heads, positions: u32, all: bool) -> Rotary {
     let pairs = if all { heads.size / 2 } else { (heads.size / 4).max(u32::from(heads.size > 1)) };
     turning(l, heads, positions, pairs)
 }
 
-/// So many pairs of each head turn.
+/// A rotation of `pairs` pairs of each head.
 pub fn turning(l: &mut Lay, heads: Heads, positions: u32, pairs: u32) -> Rotary {
     let mut angles = Vec::new();
     for (position, pair) in (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j))) {
@@ -67,7 +67,7 @@ pub fn attention_grad(l: &mut Lay, (heads, batch, t, pattern): Case) -> Attentio
     AttentionGrad {
         qkv: l.normal([1, batch, t, width], 0.3),
         out: l.normal([1, batch, t, out_width], 0.5),
-        // A sum near the real one, so that the probabilities are below 1.
+        // A sum near the true one, so that the probabilities are below 1.
         log_sum: l.values([1, batch, heads.queries, t], vec![3.0; (batch * heads.queries * t) as usize]),
         out_grad: l.normal([1, batch, t, out_width], 1.0),
         qkv_grad: l.poison([1, batch, t, width]),
@@ -86,9 +86,10 @@ pub fn attention_and_its_gradient(w: &mut impl Witness) {
     }
 }
 
-/// Offsets of `batch` rows of `t` positions. The first row goes on with a document from before, which ends where a block does;
-/// those behind it begin at 16, 17, 63, 81, 191, 193 and so on: before, at and behind borders of a warp's rows and of tiles. The
-/// second is one document, which begins with it; the third is in the midst of one; the fourth has one token a document.
+/// Offsets of `batch` rows of `t` positions. The first row continues an earlier document, which ends at a block's end;
+/// the later documents begin at 16, 17, 63, 81, 191, 193 and so on: before, at and after boundaries of a warp's rows
+/// and of tiles. The second row is one document, which begins with the row; the third is inside a document; the fourth
+/// has documents of one token.
 pub fn offsets(batch: u32, t: u32) -> Vec<u32> {
     let mut all = Vec::new();
     for row in 0..batch {
@@ -110,13 +111,13 @@ pub fn offsets(batch: u32, t: u32) -> Vec<u32> {
     all
 }
 
-/// The same attention inside documents.
+/// Attention inside documents.
 pub fn attention_inside(l: &mut Lay, case: Case) -> Attention {
     let offsets = Some(l.ids(offsets(case.1, case.2)));
     Attention { offsets, ..attention(l, case) }
 }
 
-/// And its gradient.
+/// The gradient of attention inside documents.
 pub fn attention_grad_inside(l: &mut Lay, case: Case) -> AttentionGrad {
     let offsets = Some(l.ids(offsets(case.1, case.2)));
     AttentionGrad { offsets, ..attention_grad(l, case) }
@@ -134,7 +135,7 @@ pub fn attention_inside_documents(w: &mut impl Witness) {
 pub fn scores_far_apart_do_not_overflow(w: &mut impl Witness) {
     w.by_all_attention();
     let (heads, t) = (Heads::interleaved(2, 16), 600);
-    // Larger and larger scores, so that the running maximum moves at each step of keys.
+    // Increasing scores, so that the running maximum changes at each step of keys.
     let random = Random::new(5, 5);
     let values: Vec<f32> =
         (0..u64::from(t * heads.width())).map(|i| random.normal(i) * (i / 96) as f32 / 60.0).collect();
@@ -144,7 +145,7 @@ pub fn scores_far_apart_do_not_overflow(w: &mut impl Witness) {
     });
 }
 
-/// Of the token at `cursor` of so many.
+/// Attention of the token at `cursor`, of `t` positions.
 pub fn cached(l: &mut Lay, (heads, _, t, pattern): Case, cursor: u32) -> CachedAttention {
     CachedAttention {
         qkv: l.spent(matrix(1, heads.width()), 1.0),
@@ -164,7 +165,7 @@ pub fn cached_attention(w: &mut impl Witness) {
     }
 }
 
-/// A rotation of rows that are there.
+/// A rotation of existing rows.
 pub fn rotate(l: &mut Lay, qkv: Region, heads: Heads, dims: u32, positions: u32) -> Rotate {
     Rotate { qkv, rotary: turning(l, heads, positions, dims / 2) }
 }

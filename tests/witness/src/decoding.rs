@@ -7,7 +7,7 @@ use capful_core::random::Random;
 use super::{Witness, vector};
 
 pub fn most_likely(w: &mut impl Witness) {
-    // Vocabulary, limit, position, and the ids of logits that stand out: of two the lower one, unless it is ruled out.
+    // Vocabulary, limit, position, and the ids of the largest logits: of two the lower id wins, unless it is ruled out.
     for (vocabulary, limit, position, largest, value) in [
         (1, 1, 0, vec![0], 1.0),
         (61, 61, 5, vec![17, 60], 30.0),
@@ -34,7 +34,7 @@ pub fn most_likely(w: &mut impl Witness) {
 }
 
 pub fn drawn_tokens_are_those_of_the_sampler(w: &mut impl Witness) {
-    // Vocabulary, limit, temperature, top k, top p, and how far logits lie apart: 0 for all the same.
+    // Vocabulary, limit, temperature, top k, top p, and the spread of the logits: 0 for equal logits.
     for (vocabulary, limit, temperature, top_k, top_p, spread) in [
         (1, 1, 1.0, 0, 1.0, 1.0),
         (61, 60, 0.8, 0, 0.95, 2.0),
@@ -48,7 +48,7 @@ pub fn drawn_tokens_are_those_of_the_sampler(w: &mut impl Witness) {
         (10_000, 10_000, 1.0, 0, 1.0, 0.0),
         (10_000, 9_000, 2.0, 700, 0.99, 0.5),
         (10_000, 10_000, 1.0, 0, 0.999, 0.1),
-        // More of some threads than there is room for.
+        // Some threads have more candidates than their memory holds.
         (40_000, 40_000, 1.0, 900, 0.7, -1.0),
         (50_304, 50_257, 0.8, 50, 0.95, 4.0),
         (50_304, 50_257, 0.8, 0, 0.95, 4.0),

@@ -1,11 +1,11 @@
-//! Rows of a table, and its gradient.
+//! Lookup of rows in a table, and the table's gradient.
 
 use capful_core::ops::{AddValues, AddValuesGrad, Embed, EmbedGrad, Heads};
 
 use super::{Witness, drawn, matrix, shapes, vector};
 
 pub fn embed_and_its_gradient(w: &mut impl Witness) {
-    // Among them an id with more pieces of rows than a warp looks at, and one with more than a block does at once.
+    // One id has more pieces of rows than a warp processes, and one has more than a block processes at a time.
     let cases = [
         [1, 1, 1],
         [5, 7, 3],

@@ -5,22 +5,22 @@ use capful_core::ops::{HeadGrad, HeadLoss, IGNORE, Softcap};
 
 use super::{Lay, Witness, control, drawn, matrix, shapes, vector};
 
-/// One of these shapes. Some rows have no target.
+/// A head of one of these shapes. Some rows have no target.
 #[derive(Clone, Copy)]
 pub struct Head {
-    /// Rows, width, rows of the weight, of which ids, rows of a chunk.
+    /// Rows, width, rows of the weight, number of ids among these, rows of a chunk.
     pub shape: [u32; 5],
-    /// Of the rows.
+    /// The standard deviation of the rows.
     pub deviation: f32,
     pub gradient: bool,
-    /// Where there is a gradient: whether the weight has one, else that of the logits stays.
+    /// If there is a gradient: whether the weight has one; if not, the gradient of the logits is an output.
     pub weight_grad: bool,
-    /// Added to what is there.
+    /// Whether the gradients are added to existing ones.
     pub again: bool,
     pub biased: bool,
-    /// Of the logits, or 0.
+    /// The cap of the logits, or 0.
     pub softcap: f32,
-    /// All is f32.
+    /// Whether all operands are f32.
     pub exact: bool,
 }
 
@@ -64,15 +64,15 @@ pub fn head_loss(l: &mut Lay, head: Head) -> HeadLoss {
     }
 }
 
-/// Without a gradient, with one, and with one that is added.
+/// Without a gradient, with one, and with one that is added to an existing one.
 const FORMS: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
 
 pub fn head_loss_and_its_gradients(w: &mut impl Witness) {
-    // 26,000 and 4,001 do not fit the registers of a block.
+    // Rows of 26,000 and 4,001 logits exceed the registers of a block.
     let cases = [[9, 16, 300, 4], [1, 1, 2, 1], [7, 5, 33, 9], [3, 4, 26_000, 2], [2, 4, 4001, 2], [150, 70, 400, 40]];
     for [rows, d, vocabulary, chunk] in cases.into_iter().chain(shapes(4, 4, [40, 30, 500, 50])) {
         for (gradient, again) in FORMS {
-            // Long ones take long on the stand-in.
+            // Long rows take long on the stand-in.
             if vocabulary > 4000 && gradient && !again {
                 continue;
             }
@@ -81,7 +81,7 @@ pub fn head_loss_and_its_gradients(w: &mut impl Witness) {
     }
 }
 
-/// Rows of the weight that are no ids.
+/// Shapes with rows of the weight that are no ids.
 pub const PADDED: [[u32; 5]; 4] =
     [[9, 16, 320, 261, 4], [5, 3, 64, 3, 5], [4, 8, 301, 170, 3], [3, 4, 26_048, 17_003, 2]];
 
@@ -91,18 +91,18 @@ pub fn a_padded_vocabulary(w: &mut impl Witness) {
     }
 }
 
-/// Rows that have a multiprocessor to themselves, and do not fit its registers.
+/// Rows that occupy a multiprocessor alone, and exceed its registers.
 pub fn long_rows_of_logits(w: &mut impl Witness) {
     for (shape, again) in [([3, 1, 66_048, 50_005, 2], false), ([2, 1, 65_543, 65_543, 2], true)] {
         w.case(|l| head_loss(l, Head::of(shape, true, again)));
     }
 }
 
-/// Logits of deviations around the cap, so that some are left as they are and others are at it.
+/// Logits with deviations around the cap, so that some are nearly unchanged and others are at the cap.
 pub fn capped_logits(w: &mut impl Witness) {
     let cases = [[9, 16, 320, 261, 4], [5, 3, 64, 64, 5], [3, 4, 4001, 4001, 3], [2, 1, 66_048, 50_005, 2]];
     for (shape, (gradient, again)) in cases.into_iter().flat_map(|shape| FORMS.map(|form| (shape, form))) {
-        // Long ones take long on the stand-in.
+        // Long rows take long on the stand-in.
         if shape[2] > 50_000 && gradient == again {
             continue;
         }
@@ -111,7 +111,7 @@ pub fn capped_logits(w: &mut impl Witness) {
             w.case(|l| head_loss(l, Head { softcap, ..head }));
         }
     }
-    // In bf16 what rounding a logit at the cap leaves of its gradient is of no use to compare.
+    // In bf16, the gradient of a logit that is rounded to the cap cannot be compared.
     for (exact, deviation) in [(true, 8.0), (false, 1.0)] {
         let head = Head {
             softcap: 1.5,
@@ -135,7 +135,7 @@ pub fn a_head_with_a_bias_keeps_its_logits_gradient(w: &mut impl Witness) {
             w.case(|l| head_loss(l, Head { biased: true, weight_grad: false, exact, ..head }));
         }
     }
-    // One without a bias does, and one with a bias has the weight's gradient.
+    // A head without a bias may lack the weight's gradient; a head with a bias has it.
     for (biased, again) in [(true, false), (false, true), (true, true)] {
         let head = Head::of([21, 33, 150, 147, if biased { 8 } else { 21 }], true, again);
         w.case(|l| head_loss(l, Head { biased, weight_grad: biased, ..head }));

@@ -1,4 +1,5 @@
-//! The operands of an operation, laid alike for a device and for the Reference, and what both leave in them.
+//! The operands of an operation, laid out in the same order for a device and for the Reference, and their contents
+//! after the operation.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use capful_core::random::Random;
 use capful_core::remainder;
 use capful_core::train::{Results, Settings};
 
-/// Values in a region's own type.
+/// Encodes values in a region's own type.
 pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {
         Dtype::Bf16 => values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect(),
@@ -32,11 +33,11 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// The values of a region's bytes.
+/// Decodes a region's bytes to values.
 pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     match dtype {
         Dtype::Bf16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
-        // In units: without the bf16 they are no numbers.
+        // In units of the last place: without the bf16 they are no numbers.
         Dtype::Remainder => bytes.as_chunks().0.iter().map(|b| i16::from_le_bytes(*b).into()).collect(),
         Dtype::Remainder8 => bytes.iter().map(|b| f32::from(*b as i8)).collect(),
         Dtype::Moment8 | Dtype::Square8 => {
@@ -49,19 +50,19 @@ pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
         Dtype::U32 => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b) as f32).collect(),
         Dtype::E4m3 => bytes.iter().map(|b| Format::E4m3.decode(*b)).collect(),
         Dtype::E5m2 => bytes.iter().map(|b| Format::E5m2.decode(*b)).collect(),
-        // Of the weights in integers, which are only read.
+        // Weights in integers, which are only read.
         Dtype::F16 | Dtype::I8 | Dtype::I4 => bytes.iter().map(|b| f32::from(*b)).collect(),
     }
 }
 
-/// ‖found − expected‖ / ‖expected‖; infinite where one is a number and the other is not.
+/// ‖found − expected‖ / ‖expected‖; infinite where one value is a number and the other is not.
 pub fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let (mut difference, mut norm) = (0.0, 0.0);
     for (a, b) in found.iter().zip(expected) {
         if a.is_nan() != b.is_nan() {
             return f64::INFINITY;
         }
-        // Infinities are their own difference.
+        // Equal infinities have no difference.
         if !a.is_nan() && a != b {
             difference += (f64::from(*a) - f64::from(*b)).powi(2);
         }
@@ -70,7 +71,8 @@ pub fn distance(found: &[f32], expected: &[f32]) -> f64 {
     if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
 }
 
-/// The largest difference of an element, as a share of it or of the root mean square of all, whichever is larger.
+/// The largest difference of an element, relative to the element or to the root mean square of all elements, whichever
+/// is larger.
 fn farthest(found: &[f32], expected: &[f32]) -> f64 {
     let finite = || expected.iter().filter(|b| b.is_finite()).map(|b| f64::from(*b).powi(2));
     let mean = (finite().sum::<f64>() / finite().count().max(1) as f64).sqrt().max(1e-30);
@@ -81,36 +83,36 @@ fn farthest(found: &[f32], expected: &[f32]) -> f64 {
     found.iter().zip(expected).map(off).fold(0.0, f64::max)
 }
 
-/// How much farther than all of an operand, by their norm, one element may be off.
+/// How many times as large an error a single element may have as the whole operand has by its norm.
 const ELEMENTS: f64 = 32.0;
 
-/// Where a region's bytes are.
+/// The range of a region's bytes.
 pub fn at(region: Region) -> Range<usize> {
     region.offset as usize..region.end() as usize
 }
 
 struct Operand {
     region: Region,
-    /// What is there before.
+    /// The content before the operation.
     bytes: Vec<u8>,
-    /// Whether the operation says what is there afterwards.
+    /// Whether the operation defines the content afterwards.
     compared: bool,
 }
 
-/// Lays operands for one operation.
+/// Lays out operands for one operation.
 pub struct Lay {
     kept: Dtype,
     /// The type of parameters' gradients.
     pub gradients: Dtype,
-    /// Whether there are any.
+    /// Whether there are gradients of parameters.
     pub has_gradients: bool,
-    /// Where the next one begins.
+    /// Where the next operand begins.
     pub offset: u64,
     operands: Vec<Operand>,
 }
 
 impl Lay {
-    /// Of this type where the precision decides.
+    /// With operands of this type where the precision determines the type.
     pub fn new(kept: Dtype) -> Lay {
         Lay { kept, gradients: Dtype::F32, has_gradients: false, offset: 0, operands: Vec::new() }
     }
@@ -119,7 +121,7 @@ impl Lay {
         let region = Region { space: Space::Arena, dtype, offset: self.offset, shape };
         // All bits set are a NaN.
         let bytes = bytes.unwrap_or_else(|| vec![0xff; region.bytes() as usize]);
-        // A gap behind each, which nobody may touch.
+        // A gap after each operand, which no operation may touch.
         self.offset = (region.end() + 64).next_multiple_of(256);
         self.operands.push(Operand { region, bytes, compared });
         region
@@ -139,7 +141,7 @@ impl Lay {
         self.kept(shape, self.drawn(shape, scale))
     }
 
-    /// Normal numbers in the precision's type, of which the operation may leave anything.
+    /// Normal numbers in the precision's type; the operation may leave any content.
     pub fn spent(&mut self, shape: [u32; 4], scale: f32) -> Region {
         self.operand(self.kept, shape, Some(encode(self.kept, &self.drawn(shape, scale))), false)
     }
@@ -149,7 +151,7 @@ impl Lay {
         self.values(shape, self.drawn(shape, scale))
     }
 
-    /// The gradient of parameters: normal numbers that it is added to, or to be written.
+    /// The gradient of parameters: normal numbers to add to, if `there`, or a region to be written.
     pub fn gradient(&mut self, shape: [u32; 4], there: bool) -> Region {
         self.has_gradients = true;
         let values = there.then(|| encode(self.gradients, &self.drawn(shape, 1.0)));
@@ -161,12 +163,12 @@ impl Lay {
         self.numbers(Dtype::F32, shape, &values)
     }
 
-    /// These settings of a step.
+    /// The settings of a step.
     pub fn settings(&mut self, settings: Settings) -> Region {
         self.values([1, 1, 1, Settings::LEN as u32], <[f32; 16]>::from(settings).to_vec())
     }
 
-    /// These results.
+    /// The results of a step.
     pub fn results(&mut self, loss: f32, squared_norm: f32) -> Region {
         let results = Results { loss, squared_norm };
         self.values([1, 1, 1, Results::LEN as u32], <[f32; 2]>::from(results).to_vec())
@@ -177,17 +179,18 @@ impl Lay {
         self.numbers(self.kept, shape, &values)
     }
 
-    /// What the bf16 of these numbers lack, where the precision's type is bf16. The Reference has none, so this comes last.
+    /// The remainders of these numbers as bf16, where the precision's type is bf16. The Reference has no remainders, so
+    /// this operand comes last.
     pub fn remainders(&mut self, shape: [u32; 4], values: &[f32]) -> Option<Region> {
         (self.kept == Dtype::Bf16).then(|| self.numbers(Dtype::Remainder, shape, values))
     }
 
-    /// The same of their upper 8 bits.
+    /// The upper 8 bits of such remainders.
     pub fn remainders8(&mut self, shape: [u32; 4], values: &[f32]) -> Option<Region> {
         (self.kept == Dtype::Bf16).then(|| self.numbers(Dtype::Remainder8, shape, values))
     }
 
-    /// Normal numbers or their squares in blocks of 8 bits, on the Reference too.
+    /// Normal numbers or their squares in blocks of 8 bits, for the Reference too.
     pub fn coded(&mut self, code: Code, shape: [u32; 4], scale: f32) -> Region {
         let mut values = self.drawn(shape, scale);
         if code == Code::Square {
@@ -197,27 +200,27 @@ impl Lay {
         self.numbers(dtype, shape, &values)
     }
 
-    /// To be written, in the precision's type.
+    /// An output in the precision's type.
     pub fn poison(&mut self, shape: [u32; 4]) -> Region {
         self.poison_of(self.kept, shape)
     }
 
-    /// To be written, in f32.
+    /// An output in f32.
     pub fn poison_exact(&mut self, shape: [u32; 4]) -> Region {
         self.poison_of(Dtype::F32, shape)
     }
 
-    /// To be written, in this type on the Reference too.
+    /// An output in this type, for the Reference too.
     pub fn poison_of(&mut self, dtype: Dtype, shape: [u32; 4]) -> Region {
         self.operand(dtype, shape, None, true)
     }
 
-    /// What the operation may leave anything in, of this type or the precision's.
+    /// A region of this type or the precision's type, where the operation may leave any content.
     pub fn left(&mut self, shape: [u32; 4], dtype: Option<Dtype>) -> Region {
         self.operand(dtype.unwrap_or(self.kept), shape, None, false)
     }
 
-    /// Normal numbers times `scale` / 8, in 8 bits on the Reference too.
+    /// Normal numbers times `scale` / 8, in 8 bits, for the Reference too.
     pub fn codes(&mut self, dtype: Dtype, shape: [u32; 4], scale: f32) -> Region {
         self.numbers(dtype, shape, &self.drawn(shape, scale / 8.0))
     }
@@ -233,12 +236,12 @@ impl Lay {
         self.operand(dtype, shape, Some(bytes), true)
     }
 
-    /// The operands, in the order they were laid.
+    /// The operands, in their order.
     pub fn regions(&self) -> impl Iterator<Item = Region> {
         self.operands.iter().map(|o| o.region)
     }
 
-    /// All there is before the operation: the numbers that `own` has in its types.
+    /// The whole arena before the operation: the same numbers in the types of `own`.
     pub fn before(&self, own: &Lay) -> Vec<u64> {
         let mut words = vec![u64::MAX; (self.offset / 8) as usize];
         let all: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
@@ -252,7 +255,7 @@ impl Lay {
         words
     }
 
-    /// The same after the Reference.
+    /// The whole arena after `ops` on the Reference.
     pub fn after(&self, own: &Lay, ops: &[Op]) -> Vec<u64> {
         let mut words = self.before(own);
         let mut reference = Reference { arena: Arena::new(&mut words) };
@@ -260,13 +263,13 @@ impl Lay {
         words
     }
 
-    /// Leaves in the operands what the Reference does.
+    /// Runs `op` on the Reference and stores the result in the operands.
     pub fn run(&mut self, op: impl Into<Op>) {
         let after = self.after(self, &[op.into()]);
         self.operands.iter_mut().for_each(|o| o.bytes = bytemuck::cast_slice(&after)[at(o.region)].to_vec());
     }
 
-    /// Holds what a device left against what the Reference left, operand by operand.
+    /// Compares the results of a device with those of the Reference, operand by operand.
     pub fn check(&self, name: &str, found: &[u8], theirs: &Lay, expected: &[u8], tolerance: f64) {
         let mut gaps = found.to_vec();
         self.regions().for_each(|region| gaps[at(region)].fill(0xff));
@@ -276,14 +279,14 @@ impl Lay {
             let region = own.region;
             let found = decode(region.dtype, &found[at(region)]);
             let expected = decode(operand.region.dtype, &expected[at(operand.region)]);
-            // What is exact is rounded once, as the device keeps it.
+            // An exact result is rounded once, to the device's type.
             let rounded = || decode(region.dtype, &encode(region.dtype, &expected));
             let exact = tolerance == 0.0 && region.dtype != operand.region.dtype;
             let expected = if exact { rounded() } else { expected };
             let (distance, farthest) = (distance(&found, &expected), farthest(&found, &expected));
-            // A number that lies between two codes may have either of them: few do.
+            // A number between two codes may round to either of them; this concerns few numbers.
             let tolerance = if region.dtype.is_coded() { tolerance.max(1e-3) } else { tolerance };
-            // Shown by `--nocapture`: the parity on this device.
+            // Visible with `--nocapture`: the agreement of this device.
             println!("parity {name} {} operand {i} {distance:.1e} {farthest:.1e}", self.kept.name());
             assert!(
                 distance <= tolerance && farthest <= ELEMENTS * tolerance,
@@ -294,7 +297,7 @@ impl Lay {
         }
     }
 
-    /// Whether both are the same but for what the operation may leave anything in.
+    /// Whether both are equal, except for operands where the operation may leave any content.
     pub fn same(&self, found: &[u8], expected: &[u8]) -> bool {
         let mut all = found.to_vec();
         self.operands

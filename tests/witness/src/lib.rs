@@ -1,4 +1,5 @@
-//! The cases of all operations, of odd shapes and sizes. Every device is held against core's Reference by the same ones.
+//! The test cases of all operations, of odd shapes and sizes. Every device is compared with core's Reference by these
+//! cases.
 
 #![allow(missing_docs, reason = "the name of a case says what it tests")]
 
@@ -22,16 +23,17 @@ use capful_core::train::Settings;
 
 pub use lay::Lay;
 
-/// A device beside the Reference.
+/// A device to compare with the Reference.
 pub trait Witness {
-    /// Runs the operation that `build` lays on both, in every precision of the device. In f32 an operand's distance is at
-    /// most 1e-5 of its norm, and that of an element 32 times as much; what is [exact](Operation::EXACT) is the same.
+    /// Runs the operation that `build` lays out on both, in every precision of the device. In f32 an operand may differ
+    /// by at most 1e-5 of its norm, and an element by 32 times that; [exact](Operation::EXACT) operations must agree
+    /// exactly.
     fn case<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O);
 
-    /// The cases that follow are of products: of each way that the device has to compute them.
+    /// Announces cases of matrix multiplication, to be run by each of the device's implementations.
     fn by_all_products(&mut self) {}
 
-    /// The cases that follow are of attention: by each of the device's kernels.
+    /// Announces cases of attention, to be run with each of the device's kernels.
     fn by_all_attention(&mut self) {}
 }
 
@@ -130,7 +132,7 @@ macro_rules! spiking_tests {
     ($device:ty) => {};
 }
 
-/// Settings that are all different, so that none can be taken for another.
+/// Settings that all differ, so that a confusion of two of them is detected.
 const SETTINGS: Settings = Settings {
     learning_rate: 0.01,
     clip: 1.5,
@@ -141,7 +143,7 @@ const SETTINGS: Settings = Settings {
     average: 0.375,
 };
 
-/// Those settings, and results with this loss.
+/// The regions of [`SETTINGS`], and of results with this loss.
 fn control(l: &mut Lay, loss: f32) -> [Region; 2] {
     [l.settings(SETTINGS), l.results(loss, 9.0)]
 }

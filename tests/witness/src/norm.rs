@@ -13,7 +13,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// As models have it.
+    /// The form that models use.
     pub fn of(kind: NormKind, two: bool) -> Form {
         Form { kind, two, biased: kind == NormKind::Layer }
     }
@@ -36,7 +36,7 @@ pub fn norm(l: &mut Lay, Form { kind, two, biased }: Form, [rows, d]: [u32; 2]) 
     }
 }
 
-/// Its gradient, which is written or added to what is there.
+/// The gradient of a norm, which is written or added to existing values.
 pub fn norm_grad(l: &mut Lay, Form { kind, two, biased }: Form, [rows, d]: [u32; 2], add: bool) -> NormGrad {
     let stats = |i: u32| if kind == NormKind::Layer && i.is_multiple_of(2) { 0.1 } else { 0.3 + 0.01 * (i % 7) as f32 };
     let affine = |l: &mut Lay| AffineGrad {
@@ -58,14 +58,15 @@ pub fn norm_grad(l: &mut Lay, Form { kind, two, biased }: Form, [rows, d]: [u32;
     }
 }
 
-/// The same where gains and biases do not learn: what they would learn from stays as it is.
+/// The same gradient without learning gains and biases: their gradients are not written.
 pub fn fixed(grad: NormGrad) -> NormGrad {
     let fixed = |a: AffineGrad| AffineGrad { gain_grad: None, bias_grad: None, ..a };
     NormGrad { first: fixed(grad.first), second: grad.second.map(fixed), ..grad }
 }
 
 pub fn norm_and_its_gradient(w: &mut impl Witness) {
-    // The last two: more rows than 512 of RMSNorm's smallest pieces have, and rows whose sums no shared memory holds.
+    // The last two cases: more than 512 of RMSNorm's smallest pieces of rows, and rows whose sums exceed any shared
+    // memory.
     let cases = [
         [1, 1],
         [1, 2],
@@ -83,7 +84,7 @@ pub fn norm_and_its_gradient(w: &mut impl Witness) {
         for (kind, two) in [NormKind::Layer, NormKind::Rms].into_iter().flat_map(|k| [(k, false), (k, true)]) {
             let form = Form::of(kind, two);
             w.case(|l| norm(l, form, size));
-            // Of small ones also the other way round.
+            // Small sizes run with and without accumulation.
             for add in if size[0] * size[1] < 20_000 { vec![two, !two] } else { vec![two] } {
                 w.case(|l| norm_grad(l, form, size, add));
                 w.case(|l| fixed(norm_grad(l, form, size, add)));
@@ -93,7 +94,8 @@ pub fn norm_and_its_gradient(w: &mut impl Witness) {
 }
 
 pub fn the_norm_of_queries_and_keys_and_its_gradient(w: &mut impl Witness) {
-    // Heads of one value a thread, and of 16 bytes by 8, 16 and 32 threads; more rows than a piece has.
+    // Heads with one value for each thread, and with 16 bytes for each of 8, 16 and 32 threads; more rows than a piece
+    // has.
     for (heads, rows) in [
         (Heads::interleaved(1, 2), 1),
         (Heads::interleaved(3, 5), 9),

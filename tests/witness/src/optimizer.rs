@@ -40,7 +40,7 @@ pub fn norms_of_pieces_and_their_sum(w: &mut impl Witness) {
     }
 }
 
-/// What an update moves, with weights like `values`.
+/// The operands of an update, with weights like `values`.
 fn parameters(l: &mut Lay, values: &[f32], squared_norm: f32) -> Moved {
     let shape = vector(values.len() as u32);
     Moved {
@@ -55,7 +55,8 @@ fn parameters(l: &mut Lay, values: &[f32], squared_norm: f32) -> Moved {
     }
 }
 
-/// The same in bf16 with remainders, where it is so `split`: behind all that the update has.
+/// Converts the operands to bf16 with remainders, if `split`; the remainders come after all other operands of the
+/// update.
 pub fn in_halves(l: &mut Lay, moved: Moved, values: &[f32], split: bool) -> Moved {
     let remainder = if split { l.remainders(moved.weight.shape, values) } else { None };
     Moved { remainder, ..moved }
@@ -81,7 +82,7 @@ pub fn rules_with_and_without_remainders(w: &mut impl Witness) {
     rules(w, true);
 }
 
-/// Every rule, whose bf16 weights may be `split`; no norm moves nothing.
+/// Every rule, with bf16 weights that may be `split`; an infinite or undefined norm changes nothing.
 pub fn rules(w: &mut impl Witness, split: bool) {
     for (count, squared_norm) in [(1, 0.25), (1000, 9.0), (70_001, 9.0), (300, f32::NAN), (300, f32::INFINITY)] {
         let values = normal(count);
@@ -101,8 +102,8 @@ pub fn rules(w: &mut impl Witness, split: bool) {
     }
 }
 
-/// Every rule with states in 8 bits, whose bf16 weights have 8 bits of remainders: a part of a thread block, several, and what no
-/// step changes.
+/// Every rule with states in 8 bits, with 8-bit remainders of bf16 weights: a part of a thread block, several blocks,
+/// and a step that changes nothing.
 pub fn rules_with_states_in_8_bits(w: &mut impl Witness) {
     for (count, squared_norm) in [(128, 0.25), (1024, 9.0), (70_016, 9.0), (384, f32::NAN)] {
         let (values, shape) = (normal(count), vector(count));
@@ -132,7 +133,7 @@ pub fn rules_with_states_in_8_bits(w: &mut impl Witness) {
 pub const FACTORED: [[u32; 3]; 7] =
     [[1, 1, 0], [3, 5, 113], [40, 24, 64], [2, 1300, 88], [700, 37, 12], [4200, 8, 0], [130, 640, 0]];
 
-/// A matrix of which some rows have met nothing so far; with moments in 8 bits, remainders have as many.
+/// A matrix in which some rows have had no gradient so far; with moments in 8 bits, the remainders have 8 bits too.
 pub fn adamw_factored(
     l: &mut Lay,
     [rows, columns, padding]: [u32; 3],
@@ -160,7 +161,7 @@ pub fn matrices_with_factored_moments(w: &mut impl Witness) {
     }
 }
 
-/// Weights like `values`, whose bf16 are `split`, and their average after a step of this factor and norm.
+/// Weights like `values`, as bf16 with remainders if `split`, and their average after a step of this factor and norm.
 pub fn average(l: &mut Lay, values: &[f32], split: bool, [c, squared_norm]: [f32; 2]) -> Average {
     let shape = vector(values.len() as u32);
     let weight = if split { l.kept(shape, values.to_vec()) } else { l.values(shape, values.to_vec()) };
@@ -186,8 +187,8 @@ pub fn averages_and_their_exchange_with_the_weights(w: &mut impl Witness) {
     }
 }
 
-/// Rows, columns, ids, rows of a tile: with rows that are held in registers and some that are not, one and several of them
-/// a thread block.
+/// Rows, columns, ids, rows of a tile: some rows fit in registers and some do not, with one or several of them in a
+/// thread block.
 pub const DECODERS: [[u32; 4]; 7] = [
     [1, 1, 1, 1],
     [70, 40, 96, 32],
@@ -245,7 +246,7 @@ pub fn an_embedding_is_updated_where_it_was_used(w: &mut impl Witness) {
     }
 }
 
-/// Wide, square and tall ones, three in turn, some below others, sides that no tile divides, long ones.
+/// Wide, square and tall matrices, three interleaved ones, some below others, sides that no tile divides, long ones.
 fn cuts() -> Vec<Cut> {
     let cut = |layers, parts, [rows, columns]: [u32; 2], [first, step, run, period]: [u32; 4], of_layer: u32| {
         let layer = (u64::from(of_layer) * u64::from(columns)).next_multiple_of(128);
@@ -307,7 +308,7 @@ pub fn matrices_are_gathered_and_moved(w: &mut impl Witness) {
     }
 }
 
-/// Rows of which some met something before, and the others nothing.
+/// Rows: some have had a gradient before, the others none.
 fn row_factors(l: &mut Lay, cut: Cut, squared_norm: f32) -> RowFactors {
     let (count, [m, n]) = (cut.count(), cut.wide());
     let layer = (cut.layer / u64::from(cut.columns)).next_multiple_of(128);
@@ -322,7 +323,7 @@ fn row_factors(l: &mut Lay, cut: Cut, squared_norm: f32) -> RowFactors {
     }
 }
 
-/// Matrices to be orthogonalised: how many, and their sides.
+/// Matrices to orthogonalise: their number and their sides.
 pub const SIDES: [[u32; 3]; 6] = [[1, 1, 1], [3, 8, 8], [2, 40, 72], [2, 136, 264], [1, 67, 130], [1, 64, 1000]];
 
 pub fn orthogonalise(l: &mut Lay, [count, m, n]: [u32; 3]) -> Orthogonalise {

@@ -1,4 +1,4 @@
-//! Operations on each number by itself.
+//! Element-wise operations.
 
 use capful_core::compressed::Code;
 use capful_core::memory::Dtype;
@@ -56,7 +56,7 @@ pub fn regions_are_carried(w: &mut impl Witness) {
 }
 
 pub fn activations_in_8_bits_and_back(w: &mut impl Witness) {
-    // Blocks that end in the middle, and rows that end in a block.
+    // Blocks that end inside a row, and rows that end inside a block.
     let cases = [[1, 1], [3, 43], [4, 32], [1, 129], [130, 33], [3, 20_000]];
     for [rows, d] in cases.into_iter().chain(shapes(9, 5, [90, 300])) {
         let shape = matrix(rows, d);

@@ -1,4 +1,4 @@
-//! Linear layers and their gradients: the product in all three cases, with everything folded into it.
+//! Linear layers and their gradients: matrix multiplication in all three layouts, with every epilogue.
 
 use capful_core::memory::Dtype;
 use capful_core::ops::{Dequantise, Epilogue, Linear, LinearGrad, Spread, SpreadGrad, part_count};
@@ -15,7 +15,7 @@ fn sizes() -> Vec<[u32; 3]> {
     of_a_row.into_iter().chain(more).chain(drawn).collect()
 }
 
-/// What becomes of the product.
+/// The epilogue of the multiplication.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     Stored,
@@ -82,7 +82,7 @@ pub fn a_row_in_f32_by_a_weight_in_the_precisions_type(w: &mut impl Witness) {
     }
 }
 
-/// Which of the gradients there are.
+/// The gradients that a case has.
 #[derive(Clone, Copy)]
 struct Parts {
     accumulate: bool,
@@ -90,10 +90,10 @@ struct Parts {
     x: bool,
     weight: bool,
     bias: bool,
-    /// Of the input's bias.
+    /// Whether the input's bias has a gradient.
     x_bias: bool,
     gelu: bool,
-    /// Whether the input's gradient is added to what is there.
+    /// Whether the input's gradient is added to existing values.
     add: bool,
 }
 
@@ -121,7 +121,7 @@ fn linear_grad(l: &mut Lay, [rows, inputs, outputs]: [u32; 3], parts: Parts) -> 
 pub fn linear_grad_overwrites_and_accumulates(w: &mut impl Witness) {
     w.by_all_products();
     for size in sizes() {
-        // Of the last ones only the input's gradient, and only the weight's.
+        // The last two have only the input's gradient, or only the weight's.
         for (accumulate, transposed, x, weight) in [
             (false, false, true, true),
             (true, false, true, true),
@@ -130,7 +130,7 @@ pub fn linear_grad_overwrites_and_accumulates(w: &mut impl Witness) {
             (false, false, true, false),
             (true, false, false, true),
         ] {
-            // Of so many columns that roundings before the sums are averaged.
+            // With enough columns that roundings before the sums average out.
             let x_bias = x && !transposed && size[1] >= 16;
             let parts = Parts {
                 accumulate,
@@ -160,7 +160,7 @@ pub fn weights_in_fewer_bits_are_their_numbers(w: &mut impl Witness) {
         w.case(|l| {
             let bytes = drawn(1, rows * columns, 256).into_iter().map(|byte| byte as u8).collect();
             let codes = l.bytes(Dtype::I8, shape, bytes);
-            // From 0 to 2, a tenth of them too small for an exponent.
+            // From 0 to 2, one tenth of them subnormal.
             let halves = drawn(2, rows, 0x4000).into_iter().map(|half| if half % 10 == 0 { half >> 4 } else { half });
             let halves = halves.flat_map(|half| (half as u16).to_le_bytes()).collect();
             let scales = Some(l.bytes(Dtype::F16, matrix(rows, 1), halves));

@@ -1,4 +1,4 @@
-//! What ranks make of each other's parts.
+//! Operations on the parts of several ranks.
 
 use capful_core::ops::{MaxParts, SumParts};
 

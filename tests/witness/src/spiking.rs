@@ -1,4 +1,4 @@
-//! The operations of a spiking model, over shapes of one stream, of a few, of a warp's and of more.
+//! The operations of a spiking model, with one stream, a few streams, a warp of streams and more.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::{Lay, Witness, drawn};
 
 const STREAMS: [u32; 6] = [1, 3, 8, 32, 40, 57];
 
-/// 1, and 0 in one of `one_in`.
+/// 1, or 0 for one in `one_in`.
 fn keep(l: &mut Lay, tokens: u32, streams: u32, one_in: u32) -> Region {
     let values = drawn(4, tokens * streams, one_in).into_iter().map(|i| if i == 0 { 0.0 } else { 1.0 });
     l.values([1, 1, tokens, streams], values.collect())
@@ -87,7 +87,7 @@ pub fn inhibitory_synapses(w: &mut impl Witness) {
     }
 }
 
-/// A module: signals, neurons, synapses of each, outputs of which the first is the third signal.
+/// A module: signals, neurons, synapses of each neuron, outputs from the third signal on.
 #[derive(Clone, Copy)]
 pub struct Module {
     rows: u32,
@@ -98,7 +98,8 @@ pub struct Module {
 }
 
 impl Module {
-    /// Sources in rising order, none twice and none itself, nor the outputs that it makes at this token.
+    /// Sources in ascending order, none twice, without the neuron itself and the outputs that the module computes at
+    /// this token.
     fn sources(&self) -> Vec<u32> {
         let random = Random::new(3, 3);
         let (mut sources, mut at) = (Vec::new(), 0);
@@ -147,7 +148,7 @@ pub fn cell(block: u32, winners: u32, homeostasis: f32) -> Cell {
     Cell { leak, threshold, fatigue, adaptation, filter, rate, homeostasis, block, winners }
 }
 
-/// Where `coarse`, values of which many are equal.
+/// A module; where `coarse`, many of its values are equal.
 pub fn spike(l: &mut Lay, m: Module, cell: Cell, coarse: bool, slope: bool) -> Spike {
     let (tokens, Module { rows, neurons, streams, .. }) = (3, m);
     let state = [1, 1, neurons, streams];
@@ -186,16 +187,16 @@ pub fn spike(l: &mut Lay, m: Module, cell: Cell, coarse: bool, slope: bool) -> S
 
 /// Modules whose spikes are compared.
 pub fn spiking() -> Vec<Module> {
-    // So many that a stream's spikes are packed; so many synapses that fewer neurons share a thread block.
+    // Enough neurons that a stream's spikes are packed; enough synapses that fewer neurons share a thread block.
     let many = Module { rows: 50, neurons: 16_500, fan_in: 8, outputs: 33, streams: 1 };
     let dense = Module { rows: 90, neurons: 200, fan_in: 96, outputs: 40, streams: 1 };
     Module::all().into_iter().chain([many, dense]).collect()
 }
 
-/// Neurons of a block, and how many of them win.
+/// Neurons of a block, and the number of winners among them.
 pub const CELLS: [(u32, u32); 5] = [(16, 3), (128, 9), (1000, 20), (7, 7), (5, 1)];
 
-/// To the bit in f32; in bf16 up to the rounding of what is stored.
+/// Equal to the bit in f32; in bf16 up to the rounding of stored values.
 pub fn spikes_are_the_references_to_the_bit(w: &mut impl Witness) {
     for (i, m) in spiking().into_iter().enumerate() {
         for (block, winners) in CELLS {
@@ -290,7 +291,7 @@ pub fn gradients_of_synapses_sources(w: &mut impl Witness) {
     }
 }
 
-/// Projected outputs from the fourth signal on, then the stream's.
+/// A readout with projected outputs from the fourth signal on, then the direct outputs.
 pub fn readout(l: &mut Lay, [b, t, dims, fan_out, outputs, gating]: [u32; 6]) -> Readout {
     let gate = (gating > 0).then(|| Gate {
         weight: l.exact([1, 1, 1, dims], 1.0),
@@ -328,7 +329,7 @@ pub fn readout_grad(l: &mut Lay, shape: [u32; 6], feedback: bool, rounded: bool)
 
 pub fn the_readout_and_its_gradients(w: &mut impl Witness) {
     for b in STREAMS {
-        // The last two are products on tensor cores where streams come by 8.
+        // The last two run on tensor cores where the number of streams is a multiple of 8.
         for [t, dims, fan_out, outputs, gating] in [
             [1, 1, 1, 3, 0],
             [3, 40, 3, 17, 5],

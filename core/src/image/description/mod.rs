@@ -1,8 +1,9 @@
-//! The model of an image, in words.
+//! The description of an image's model as words.
 
 #[cfg(feature = "neurogen")]
 mod neurogen;
 mod transformer;
+mod words;
 
 #[cfg(feature = "neurogen")]
 pub use neurogen::SpikingDescription;
@@ -12,55 +13,55 @@ use super::ImageError;
 use crate::device::{Device, OperationError};
 use crate::memory::{Ledger, Region};
 
-/// What an image holds besides numbers: the model, and how it is run. A program names the one that it has, and the linker
-/// leaves out the others.
+/// The description in an image: the model and its settings. A program names the description type that it uses, and the
+/// linker leaves out the others.
 pub trait Described: Copy {
-    /// The family, which is the first word.
+    /// The number of the family, which is the first word.
     const FAMILY: u32;
-    /// How many words it takes.
+    /// The number of words.
     const WORDS: usize;
-    /// Where what a forward pass reads lies.
+    /// The regions that a forward pass reads.
     type Network: Copy;
-    /// Where what decoding needs besides lies.
+    /// The additional regions of decoding.
     type Decoding: Copy;
 
-    /// Shows its words in order: the family, then every field.
+    /// Calls `show` with its words in order: the family, then every field.
     fn words(&self, show: &mut dyn FnMut(u32));
 
-    /// What `words` describe.
+    /// The description with these words.
     ///
     /// # Errors
-    /// [`ImageError::Family`], [`ImageError::Word`] for a word that stands for nothing, [`ImageError::Model`] for sizes
-    /// that make no model.
+    /// [`ImageError::Family`], [`ImageError::Word`] for a word without a meaning, [`ImageError::Model`] for sizes of no
+    /// valid model.
     fn of(words: &[u32]) -> Result<Self, ImageError>;
 
-    /// Ids of the model.
+    /// The number of the model's ids.
     fn ids(&self) -> u32;
 
-    /// The most positions.
+    /// The largest number of positions.
     fn context(&self) -> u32;
 
     /// Lays weights, their scales and constant tables.
     fn lay_network(&self, ledger: &mut dyn Ledger) -> Self::Network;
 
-    /// Lays what decoding `context` positions needs.
+    /// Lays the additional regions for decoding `context` positions.
     fn lay_decoding(&self, context: u32, ledger: &mut dyn Ledger) -> Self::Decoding;
 
-    /// Looks at the tables of an image's `weights` that are numbers of places.
+    /// Checks the tables in an image's `weights` whose elements are indices.
     ///
     /// # Errors
-    /// [`ImageError::Part`] for a place that is not there.
+    /// [`ImageError::Part`] for an index out of range.
     fn check_tables(&self, _network: &Self::Network, _weights: &[u8]) -> Result<(), ImageError> {
         Ok(())
     }
 
-    /// Where decoding's id, its position and the next id's logits lie.
+    /// The regions of decoding's id, its position and the next id's logits.
     fn io(decoding: &Self::Decoding) -> (Region, Region, Region);
 
     /// The logits after one more token.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// An error of the device.
     fn decode(
         &self,
         device: &mut dyn Device,
@@ -69,30 +70,5 @@ pub trait Described: Copy {
     ) -> Result<(), OperationError>;
 }
 
-/// The largest size of a model in any dimension, so that no row passes 32 bits.
+/// The largest size of a model in any dimension, so that row counts fit in 32 bits.
 const LARGEST: u32 = 1 << 24;
-
-/// What a word stands for, in the order of the words.
-macro_rules! choice {
-    ($name:ident: $type:ty { $($word:literal => $value:pat, $made:expr;)* }) => {
-        mod $name {
-            use super::*;
-
-            pub fn word(value: &$type) -> u32 {
-                match value {
-                    $($value => $word,)*
-                }
-            }
-
-            pub fn value(word: u32) -> Result<$type, ImageError> {
-                match word {
-                    $($word => Ok($made),)*
-                    _ => Err(ImageError::Word { field: stringify!($name), word }),
-                }
-            }
-        }
-    };
-}
-use choice;
-
-choice!(yes: bool { 0 => false, false; 1 => true, true; });

@@ -1,35 +1,77 @@
-//! A NeuroGen's description: every field in a word.
+//! The description of a NeuroGen: one word for each field.
 
 use super::super::ImageError;
-use super::{Described, LARGEST, choice, yes};
+use super::words::{Reader, Words, Writer, choice};
+use super::{Described, LARGEST};
 use crate::device::{Device, OperationError, Single};
 use crate::memory::{Ledger, Region};
 use crate::model::neurogen::{Connectome, Decoding, Network, Rule};
 use crate::model::{Family as _, NeuroGen};
 use crate::ops::Cell;
 
-/// What an image holds of a NeuroGen besides numbers. Its weights are f32.
+/// The description of a NeuroGen in an image. Its weights are f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpikingDescription {
     /// The model.
     pub model: NeuroGen,
-    /// The most positions. Nothing in storage grows with them.
+    /// The largest number of positions. Storage does not depend on it.
     pub context: u32,
 }
 
-choice!(rule: Rule {
-    0 => Rule::Eprop, Rule::Eprop;
-    1 => Rule::EpropRandom, Rule::EpropRandom;
-    2 => Rule::Bptt, Rule::Bptt;
-    3 => Rule::Frozen, Rule::Frozen;
+choice!("rule": Rule {
+    0 => Rule::Eprop,
+    1 => Rule::EpropRandom,
+    2 => Rule::Bptt,
+    3 => Rule::Frozen,
 });
 
 impl SpikingDescription {
-    /// Words that it takes.
+    /// The number of words.
     const LENGTH: usize = 52;
 
-    /// As an image holds it: the family, then the model's fields as they are declared.
-    fn as_words(&self) -> [u32; Self::LENGTH] {
+    /// What is read into: every field has a word.
+    const NOTHING: SpikingDescription = SpikingDescription {
+        model: NeuroGen {
+            vocab_size: 0,
+            embedding: 0,
+            taps: 0,
+            connectome: Connectome {
+                taps: 0,
+                neurons: [0; 6],
+                outputs: [0; 6],
+                fan_in: [0; 6],
+                tap_share: 0.0,
+                pipelined: false,
+                feedback: false,
+                seed: 0,
+            },
+            fan_out: 0,
+            skip: 0,
+            memory: 0,
+            memory_decay: 0.0,
+            gate: false,
+            rule: Rule::Frozen,
+            full: false,
+            dopamine: 0.0,
+            novelty: 0.0,
+            cell: Cell {
+                leak: 0.0,
+                threshold: 0.0,
+                fatigue: 0.0,
+                adaptation: 0.0,
+                filter: 0.0,
+                rate: 0.0,
+                homeostasis: 0.0,
+                block: 0,
+                winners: 0,
+            },
+            streams: 0,
+        },
+        context: 0,
+    };
+
+    /// Writes or reads the fields: the family, then the model's as they are declared.
+    fn visit(&mut self, words: &mut impl Words) -> Result<(), ImageError> {
         // By name, so that a new field does not compile until it has a word.
         let SpikingDescription { model, context } = self;
         let NeuroGen {
@@ -42,7 +84,7 @@ impl SpikingDescription {
             memory,
             memory_decay,
             gate,
-            rule: learns,
+            rule,
             full,
             dopamine,
             novelty,
@@ -51,173 +93,63 @@ impl SpikingDescription {
         } = model;
         let Connectome { taps: signals, neurons, outputs, fan_in, tap_share, pipelined, feedback, seed } = connectome;
         let Cell { leak, threshold, fatigue, adaptation, filter, rate, homeostasis, block, winners } = cell;
-        let [[n0, n1, n2, n3, n4, n5], [o0, o1, o2, o3, o4, o5], [f0, f1, f2, f3, f4, f5]] =
-            [neurons, outputs, fan_in].map(|sizes| *sizes);
-        let used = [
-            Self::FAMILY,
-            *context,
-            *vocab_size,
-            *embedding,
-            *taps,
-            *signals,
-            n0,
-            n1,
-            n2,
-            n3,
-            n4,
-            n5,
-            o0,
-            o1,
-            o2,
-            o3,
-            o4,
-            o5,
-            f0,
-            f1,
-            f2,
-            f3,
-            f4,
-            f5,
-            tap_share.to_bits(),
-            yes::word(pipelined),
-            yes::word(feedback),
-            *seed as u32,
-            (*seed >> 32) as u32,
-            *fan_out,
-            *skip,
-            *memory,
-            memory_decay.to_bits(),
-            yes::word(gate),
-            rule::word(learns),
-            yes::word(full),
-            dopamine.to_bits(),
-            novelty.to_bits(),
-            leak.to_bits(),
-            threshold.to_bits(),
-            fatigue.to_bits(),
-            adaptation.to_bits(),
-            filter.to_bits(),
-            rate.to_bits(),
-            homeostasis.to_bits(),
-            *block,
-            *winners,
-            *streams,
-        ];
+        let mut family = Self::FAMILY;
+        words.word(&mut family);
+        if family != Self::FAMILY {
+            return Err(ImageError::Family(family));
+        }
+        words.words([context, vocab_size, embedding, taps, signals]);
+        for sizes in [neurons, outputs, fan_in] {
+            words.words(sizes.each_mut());
+        }
+        words.float(tap_share);
+        words.choice(pipelined)?;
+        words.choice(feedback)?;
+        let mut halves = [*seed as u32, (*seed >> 32) as u32];
+        words.words(halves.each_mut());
+        *seed = u64::from(halves[0]) | u64::from(halves[1]) << 32;
+        words.words([fan_out, skip, memory]);
+        words.float(memory_decay);
+        words.choice(gate)?;
+        words.choice(rule)?;
+        words.choice(full)?;
+        words.floats([dopamine, novelty, leak, threshold, fatigue, adaptation, filter, rate, homeostasis]);
+        words.words([block, winners, streams]);
+        Ok(())
+    }
+
+    /// As an image holds it.
+    fn as_words(&self) -> [u32; Self::LENGTH] {
         let mut words = [0; Self::LENGTH];
-        words.iter_mut().zip(used).for_each(|(to, word)| *to = word);
+        let mut description = *self;
+        // Writing refuses nothing: every word is of a value.
+        let _ = description.visit(&mut Writer(words.iter_mut()));
         words
     }
 
     fn of_words(words: &[u32; Self::LENGTH]) -> Result<SpikingDescription, ImageError> {
-        let [
-            family,
-            context,
-            vocab_size,
-            embedding,
-            taps,
-            signals,
-            n0,
-            n1,
-            n2,
-            n3,
-            n4,
-            n5,
-            o0,
-            o1,
-            o2,
-            o3,
-            o4,
-            o5,
-            f0,
-            f1,
-            f2,
-            f3,
-            f4,
-            f5,
-            tap_share,
-            pipelined,
-            feedback,
-            seed_low,
-            seed_high,
-            fan_out,
-            skip,
-            memory,
-            memory_decay,
-            gate,
-            learns,
-            full,
-            dopamine,
-            novelty,
-            leak,
-            threshold,
-            fatigue,
-            adaptation,
-            filter,
-            rate,
-            homeostasis,
-            block,
-            winners,
-            streams,
-            rest @ ..,
-        ] = *words;
-        if family != Self::FAMILY {
-            return Err(ImageError::Family(family));
-        }
-        if let Some(&word) = rest.iter().find(|&&word| word != 0) {
-            return Err(ImageError::Word { field: "reserved", word });
-        }
-        let [neurons, outputs, fan_in] = [[n0, n1, n2, n3, n4, n5], [o0, o1, o2, o3, o4, o5], [f0, f1, f2, f3, f4, f5]];
-        let sizes = [vocab_size, embedding, taps, signals, fan_out, skip, memory, block, winners, streams, context];
-        let sizes = sizes.iter().chain(&neurons).chain(&outputs).chain(&fan_in);
+        let mut description = Self::NOTHING;
+        let mut reader = Reader(words.iter());
+        description.visit(&mut reader)?;
+        reader.require_rest()?;
+        let SpikingDescription { model, context } = &description;
+        let NeuroGen { vocab_size, embedding, taps, fan_out, skip, memory, streams, .. } = *model;
+        let (Connectome { taps: signals, neurons, outputs, fan_in, .. }, Cell { block, winners, .. }) =
+            (&model.connectome, &model.cell);
+        let sizes = [vocab_size, embedding, taps, *signals, fan_out, skip, memory, *block, *winners, streams, *context];
         // All neurons together have a number of 32 bits, twice.
-        if let Some(&word) = sizes.clone().find(|&&size| size > LARGEST) {
+        if let Some(&word) = sizes.iter().chain(neurons).chain(outputs).chain(fan_in).find(|size| **size > LARGEST) {
             return Err(ImageError::Word { field: "size", word });
         }
-        if context == 0 {
-            return Err(ImageError::Word { field: "context", word: context });
+        if *context == 0 {
+            return Err(ImageError::Word { field: "context", word: 0 });
         }
-        let model = NeuroGen {
-            vocab_size,
-            embedding,
-            taps,
-            connectome: Connectome {
-                taps: signals,
-                neurons,
-                outputs,
-                fan_in,
-                tap_share: f32::from_bits(tap_share),
-                pipelined: yes::value(pipelined)?,
-                feedback: yes::value(feedback)?,
-                seed: u64::from(seed_low) | u64::from(seed_high) << 32,
-            },
-            fan_out,
-            skip,
-            memory,
-            memory_decay: f32::from_bits(memory_decay),
-            gate: yes::value(gate)?,
-            rule: rule::value(learns)?,
-            full: yes::value(full)?,
-            dopamine: f32::from_bits(dopamine),
-            novelty: f32::from_bits(novelty),
-            cell: Cell {
-                leak: f32::from_bits(leak),
-                threshold: f32::from_bits(threshold),
-                fatigue: f32::from_bits(fatigue),
-                adaptation: f32::from_bits(adaptation),
-                filter: f32::from_bits(filter),
-                rate: f32::from_bits(rate),
-                homeostasis: f32::from_bits(homeostasis),
-                block,
-                winners,
-            },
-            streams,
-        };
         model.validate().map_err(ImageError::Model)?;
-        // The taps of the embedding are the signals that are taps, and their product is what `Taps` makes.
-        if u64::from(taps) * u64::from(embedding) != u64::from(signals) {
-            return Err(ImageError::Word { field: "taps", word: signals });
+        // The number of signals that are taps must be taps · embedding, the size of the output of `Taps`.
+        if u64::from(taps) * u64::from(embedding) != u64::from(*signals) {
+            return Err(ImageError::Word { field: "taps", word: *signals });
         }
-        Ok(SpikingDescription { model, context })
+        Ok(description)
     }
 }
 
@@ -278,7 +210,7 @@ impl Described for SpikingDescription {
 mod tests {
     use super::*;
 
-    /// No two numbers are equal, so that two fields that change places are found. Presets have many that are.
+    /// No two numbers are equal, so that swapped fields are detected. Presets have many equal numbers.
     const DESCRIBED: SpikingDescription = SpikingDescription {
         model: NeuroGen {
             vocab_size: 61,
@@ -323,7 +255,7 @@ mod tests {
     fn what_is_written_is_read_again() {
         let words = DESCRIBED.as_words();
         for (at, word) in words.iter().enumerate() {
-            // 0 is what is no, and what nothing stands in.
+            // 0 stands for `false`, and for unused words.
             assert!(*word == 0 || !words[..at].contains(word), "word {at} is not the only {word}");
         }
         assert_eq!(SpikingDescription::of_words(&words), Ok(DESCRIBED));

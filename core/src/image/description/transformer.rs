@@ -1,7 +1,8 @@
-//! A transformer's description: every field in a word.
+//! The description of a transformer: one word for each field.
 
 use super::super::ImageError;
-use super::{Described, LARGEST, choice, yes};
+use super::words::{Choice as _, Reader, Words, Writer, choice};
+use super::{Described, LARGEST};
 use crate::device::{Device, InIntegers, OperationError, Single};
 use crate::integer::Integer;
 use crate::memory::{Ledger, Region};
@@ -9,7 +10,7 @@ use crate::model::transformer::{Biases, Decoding, Dialect, Feed, FirstValues, Ne
 use crate::model::{Family as _, ModelError, Transformer};
 use crate::ops::{Kind, NormKind, Pattern, RotaryScaling};
 
-/// What the elements of an image's matrices are.
+/// The element type of an image's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightType {
     /// Floats of 32 bits.
@@ -21,7 +22,7 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    /// The integers, where they are any.
+    /// The integer type, if it is one.
     pub const fn integer(self) -> Option<Integer> {
         match self {
             WeightType::F32 => None,
@@ -41,39 +42,48 @@ impl From<Option<Integer>> for WeightType {
     }
 }
 
-/// What an image holds besides numbers: the model, and how it is run.
+/// The description in an image: the model and its settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Description {
     /// The model.
     pub model: Transformer,
-    /// What a query sees.
+    /// The tokens that a query sees.
     pub pattern: Pattern,
     /// The type of the weights.
     pub weights: WeightType,
 }
 
-choice!(weights: WeightType {
-    0 => WeightType::F32, WeightType::F32;
-    1 => WeightType::Int8, WeightType::Int8;
-    2 => WeightType::Int4, WeightType::Int4;
+choice!("weights": WeightType {
+    0 => WeightType::F32,
+    1 => WeightType::Int8,
+    2 => WeightType::Int4,
 });
-choice!(pattern: Kind {
-    0 => Kind::Dense, Kind::Dense;
-    1 => Kind::Local, Kind::Local;
-    2 => Kind::Global, Kind::Global;
-    3 => Kind::Mixed, Kind::Mixed;
+choice!("pattern": Kind {
+    0 => Kind::Dense,
+    1 => Kind::Local,
+    2 => Kind::Global,
+    3 => Kind::Mixed,
 });
-choice!(norm: NormKind { 0 => NormKind::Layer, NormKind::Layer; 1 => NormKind::Rms, NormKind::Rms; });
-choice!(residual: Residual {
-    0 => Residual::Sequential, Residual::Sequential;
-    1 => Residual::Parallel, Residual::Parallel;
+choice!("norm": NormKind {
+    0 => NormKind::Layer,
+    1 => NormKind::Rms,
 });
-choice!(feed: Feed { 0 => Feed::Gelu, Feed::Gelu; 1 => Feed::SwiGlu, Feed::SwiGlu; });
-choice!(first: FirstValues {
-    0 => FirstValues::Published, FirstValues::Published;
-    1 => FirstValues::ZeroOutputs, FirstValues::ZeroOutputs;
+choice!("residual": Residual {
+    0 => Residual::Sequential,
+    1 => Residual::Parallel,
 });
-choice!(dialect: Dialect { 0 => Dialect::GptNeox, Dialect::GptNeox; 1 => Dialect::Llama, Dialect::Llama; });
+choice!("feed": Feed {
+    0 => Feed::Gelu,
+    1 => Feed::SwiGlu,
+});
+choice!("first": FirstValues {
+    0 => FirstValues::Published,
+    1 => FirstValues::ZeroOutputs,
+});
+choice!("dialect": Dialect {
+    0 => Dialect::GptNeox,
+    1 => Dialect::Llama,
+});
 
 fn scaling_words(scaling: &RotaryScaling) -> [u32; 5] {
     match *scaling {
@@ -96,17 +106,21 @@ fn scaling([kind, factor, low, high, original]: [u32; 5]) -> Result<RotaryScalin
 }
 
 impl Description {
-    /// Words that it takes.
+    /// The number of words.
     const LENGTH: usize = 36;
 
-    /// What its regions are laid for: floats of 32 bits, and the weights as they are.
+    /// The profile that its regions are laid for: f32, with weights in their integer type, if any.
     pub fn profile(&self) -> InIntegers<'static> {
         InIntegers { profile: &Single, weights: self.weights.integer() }
     }
 
-    /// As an image holds it: family, type of the weights, pattern, then the model's fields as they are declared.
-    fn as_words(&self) -> [u32; Self::LENGTH] {
-        let Description { model, pattern: seen, weights: element } = self;
+    /// What is read into: every field has a word.
+    const NOTHING: Description =
+        Description { model: Transformer::LLAMA, pattern: Pattern::DENSE, weights: WeightType::F32 };
+
+    /// Writes or reads the fields: family, type of the weights, pattern, then the model's as they are declared.
+    fn visit(&mut self, words: &mut impl Words) -> Result<(), ImageError> {
+        let Description { model, pattern, weights } = self;
         // By name, so that a new field does not compile until it has a word.
         let Transformer {
             layers,
@@ -119,10 +133,10 @@ impl Description {
             context,
             rank,
             tied,
-            norm: kind,
+            norm,
             norm_gains,
-            residual: branches,
-            feed: forward,
+            residual,
+            feed,
             bias,
             qk_norm,
             softcap,
@@ -130,148 +144,83 @@ impl Description {
             rotary_base,
             rotary_scaling,
             norm_eps,
-            dialect: names,
-            first: begins,
+            dialect,
+            first,
             value_tables,
             stream_scalars,
-            // An image has none: they are merged into the weights before.
+            // An image has no adapters: they are merged into the weights before.
             adapters: _,
         } = model;
-        let [s0, s1, s2, s3, s4] = scaling_words(rotary_scaling);
+        let mut family = Self::FAMILY;
+        words.word(&mut family);
+        if family != Self::FAMILY {
+            return Err(ImageError::Family(family));
+        }
+        words.choice(weights)?;
+        words.choice(&mut pattern.kind)?;
+        words.words([&mut pattern.block, &mut pattern.window, &mut pattern.stride]);
+        words.words([layers, d_model, heads, kv_heads, head_size, d_ff, vocab_size, context]);
+        let mut ranks = rank.unwrap_or(0);
+        words.word(&mut ranks);
+        *rank = (ranks > 0).then_some(ranks);
+        words.choice(tied)?;
+        words.choice(norm)?;
+        words.choice(residual)?;
+        words.choice(feed)?;
         let Biases { qkv, out, feed: up } = bias;
-        let used = [
-            Self::FAMILY,
-            weights::word(element),
-            pattern::word(&seen.kind),
-            seen.block,
-            seen.window,
-            seen.stride,
-            *layers,
-            *d_model,
-            *heads,
-            *kv_heads,
-            *head_size,
-            *d_ff,
-            *vocab_size,
-            *context,
-            rank.unwrap_or(0),
-            yes::word(tied),
-            norm::word(kind),
-            residual::word(branches),
-            feed::word(forward),
-            yes::word(qkv),
-            yes::word(out),
-            yes::word(up),
-            yes::word(qk_norm),
-            *rotary_dims,
-            rotary_base.to_bits(),
-            s0,
-            s1,
-            s2,
-            s3,
-            s4,
-            norm_eps.to_bits(),
-            dialect::word(names),
-            // Reversed, so that images without this word are of models whose gains learn.
-            yes::word(&!norm_gains),
-            first::word(begins),
-            // Below 2³⁰, since each layer uses one at the most.
-            2 * *value_tables + yes::word(stream_scalars),
-            // 0 in images without this word: no cap.
-            softcap.to_bits(),
-        ];
+        for switch in [qkv, out, up, qk_norm] {
+            words.choice(switch)?;
+        }
+        words.word(rotary_dims);
+        words.float(rotary_base);
+        let mut scaled = scaling_words(rotary_scaling);
+        words.words(scaled.each_mut());
+        *rotary_scaling = scaling(scaled)?;
+        words.float(norm_eps);
+        words.choice(dialect)?;
+        // Reversed, so that images without this word are of models whose gains learn.
+        let mut fixed_gains = !*norm_gains;
+        words.choice(&mut fixed_gains)?;
+        *norm_gains = !fixed_gains;
+        words.choice(first)?;
+        // Below 2³⁰, since each layer uses one at the most.
+        let mut both = 2 * *value_tables + stream_scalars.word();
+        words.word(&mut both);
+        (*value_tables, *stream_scalars) = (both / 2, both % 2 == 1);
+        // 0 in images without this word: no cap.
+        words.float(softcap);
+        Ok(())
+    }
+
+    /// As an image holds it.
+    fn as_words(&self) -> [u32; Self::LENGTH] {
         let mut words = [0; Self::LENGTH];
-        words.iter_mut().zip(used).for_each(|(to, word)| *to = word);
+        let mut description = *self;
+        // Writing refuses nothing: every word is of a value.
+        let _ = description.visit(&mut Writer(words.iter_mut()));
         words
     }
 
     fn of_words(words: &[u32; Self::LENGTH]) -> Result<Description, ImageError> {
-        let [
-            family,
-            element,
-            kind,
-            block,
-            window,
-            stride,
-            layers,
-            d_model,
-            heads,
-            kv_heads,
-            head_size,
-            d_ff,
-            vocab_size,
-            context,
-            rank,
-            tied,
-            normalised,
-            branches,
-            forward,
-            qkv,
-            out,
-            up,
-            qk_norm,
-            rotary_dims,
-            rotary_base,
-            s0,
-            s1,
-            s2,
-            s3,
-            s4,
-            norm_eps,
-            names,
-            fixed_gains,
-            begins,
-            tables_and_scalars,
-            softcap,
-            rest @ ..,
-        ] = *words;
-        if family != Self::FAMILY {
-            return Err(ImageError::Family(family));
-        }
-        if let Some(&word) = rest.iter().find(|&&word| word != 0) {
-            return Err(ImageError::Word { field: "reserved", word });
-        }
-        for (field, word) in [("block", block), ("stride", stride)] {
+        let mut description = Self::NOTHING;
+        let mut reader = Reader(words.iter());
+        description.visit(&mut reader)?;
+        reader.require_rest()?;
+        let Description { model, pattern: Pattern { block, stride, .. }, .. } = &description;
+        for (field, word) in [("block", *block), ("stride", *stride)] {
             if word == 0 {
                 return Err(ImageError::Word { field, word });
             }
         }
-        let sizes = [layers, d_model, heads, kv_heads, head_size, d_ff, vocab_size, context, rank, rotary_dims];
+        let Transformer { layers, d_model, heads, kv_heads, head_size, d_ff, .. } = *model;
+        let Transformer { vocab_size, context, rank, rotary_dims, .. } = *model;
         let widths = [heads, kv_heads].map(|heads| heads.saturating_mul(head_size));
-        if let Some(&word) = sizes.iter().chain(&widths).find(|&&size| size > LARGEST) {
+        let sizes = [layers, d_model, heads, kv_heads, head_size, d_ff, vocab_size, context, rotary_dims];
+        if let Some(word) = sizes.into_iter().chain(widths).chain(rank).find(|size| *size > LARGEST) {
             return Err(ImageError::Word { field: "size", word });
         }
-        let model = Transformer {
-            layers,
-            d_model,
-            heads,
-            kv_heads,
-            head_size,
-            d_ff,
-            vocab_size,
-            context,
-            rank: (rank > 0).then_some(rank),
-            tied: yes::value(tied)?,
-            norm: norm::value(normalised)?,
-            norm_gains: !yes::value(fixed_gains)?,
-            residual: residual::value(branches)?,
-            feed: feed::value(forward)?,
-            bias: Biases { qkv: yes::value(qkv)?, out: yes::value(out)?, feed: yes::value(up)? },
-            qk_norm: yes::value(qk_norm)?,
-            softcap: f32::from_bits(softcap),
-            rotary_dims,
-            rotary_base: f32::from_bits(rotary_base),
-            rotary_scaling: scaling([s0, s1, s2, s3, s4])?,
-            norm_eps: f32::from_bits(norm_eps),
-            dialect: dialect::value(names)?,
-            first: first::value(begins)?,
-            value_tables: tables_and_scalars / 2,
-            stream_scalars: tables_and_scalars % 2 == 1,
-            adapters: None,
-        };
         model.validate().map_err(|error: ModelError| ImageError::Model(error))?;
-        let pattern = Pattern { kind: pattern::value(kind)?, block, window, stride };
-        Ok(Description { model, pattern, weights: weights::value(element)? })
+        Ok(description)
     }
 }
 
@@ -382,7 +331,7 @@ mod tests {
             for word in [0, 1, 2, 3, 7, 1 << 24, 1 << 31, u32::MAX] {
                 let mut changed = words;
                 changed[at] = word;
-                // What a scaling of none does not use may be anything.
+                // Words that no scaling uses may have any value.
                 let unused = (26..30).contains(&at);
                 let found = Description::of_words(&changed);
                 assert!(word == words[at] || unused || found != Ok(description), "word {at} does not count");

@@ -1,9 +1,9 @@
-//! Who reads whom: six modules, their rows among the signals, and the sources of each.
+//! The connectome: six modules, the rows of their outputs among the signals, and the sources of each module.
 
 use crate::ops::{Outputs, ReadoutLayout};
 use crate::wiring::{POOLS, Pool, Wiring};
 
-/// The modules, in the order of their sizes in a configuration.
+/// The modules, in the order in which a configuration lists their sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Module {
     /// Relays the input.
@@ -20,24 +20,24 @@ pub enum Module {
     BasalGanglia,
 }
 
-/// How many there are.
+/// The number of modules.
 pub const MODULES: usize = 6;
 
 impl Module {
-    /// All of them, as in a configuration.
+    /// All modules, in the order of a configuration.
     pub const ALL: [Module; MODULES] =
         [Module::Thalamus, Module::Wernicke, Module::Broca, Module::Hippocampus, Module::Pfc, Module::BasalGanglia];
 
-    /// The order in which a token passes through them, each after those it reads.
+    /// The order in which a token passes through the modules, each after the modules that it reads.
     pub const ORDER: [Module; MODULES] =
         [Module::Thalamus, Module::Wernicke, Module::Hippocampus, Module::Pfc, Module::BasalGanglia, Module::Broca];
 
-    /// The order of their outputs among the signals: what dense products read lies beside the taps, and the residual
-    /// stream's module last.
+    /// The order of the modules' outputs among the signals: the outputs that dense layers read follow the taps, and
+    /// Broca's, which are the residual stream, are last.
     const ROWS: [Module; MODULES] =
         [Module::Hippocampus, Module::Thalamus, Module::Wernicke, Module::Pfc, Module::BasalGanglia, Module::Broca];
 
-    /// The name.
+    /// The module's name.
     pub const fn name(self) -> &'static str {
         match self {
             Module::Thalamus => "thalamus",
@@ -49,12 +49,13 @@ impl Module {
         }
     }
 
-    /// The place in a configuration.
+    /// The index of the module in a configuration.
     pub const fn index(self) -> usize {
         self as usize
     }
 
-    /// The modules that it reads, and whether from the token before even where tokens pass through all modules at once.
+    /// The modules whose outputs it reads, and whether it always reads them at the previous token, even where a token
+    /// passes through all modules in one step.
     const fn sources(self) -> &'static [(Module, bool)] {
         match self {
             Module::Thalamus => &[(Module::Pfc, true)],
@@ -77,13 +78,13 @@ pub struct Connectome {
     pub outputs: [u32; MODULES],
     /// Synapses of a neuron.
     pub fan_in: [u32; MODULES],
-    /// The share of them that read taps.
+    /// The share of a neuron's synapses that read taps.
     pub tap_share: f32,
-    /// Whether modules read those before them at the token before.
+    /// Whether modules read the modules before them at the previous token.
     pub pipelined: bool,
     /// Whether the prefrontal cortex feeds back to Thalamus and Wernicke and to itself.
     pub feedback: bool,
-    /// Decides every draw.
+    /// The seed of the wiring.
     pub seed: u64,
 }
 
@@ -93,31 +94,31 @@ impl Connectome {
         self.taps + self.outputs.iter().sum::<u32>()
     }
 
-    /// Where a module's outputs lie among the signals.
+    /// The rows of a module's outputs among the signals.
     pub fn outputs(&self, module: Module) -> Outputs {
         let before = Module::ROWS.iter().take_while(|m| **m != module);
         let first = self.taps + before.map(|m| self.outputs[m.index()]).sum::<u32>();
         Outputs { first, count: self.outputs[module.index()] }
     }
 
-    /// Where the readout's sources lie.
+    /// The rows of the readout's sources among the signals.
     pub fn readout(&self) -> ReadoutLayout {
         ReadoutLayout { first: self.taps, direct: self.outputs(Module::Broca).first }
     }
 
-    /// Outputs that the readout projects: all but Broca's.
+    /// The outputs that the readout projects: those of all modules except Broca.
     pub fn projected(&self) -> u32 {
         self.outputs(Module::Broca).first - self.taps
     }
 
     /// Synapses of a neuron that read taps.
     pub fn reserved(&self, module: Module) -> u32 {
-        // Halves go up, so that a share above 0 of a small fan-in is not nothing.
+        // Rounds halves up, so that a share above 0 of a small fan-in is at least one synapse.
         let wanted = libm::roundf(self.fan_in[module.index()] as f32 * self.tap_share) as u32;
         wanted.min(self.fan_in[module.index()])
     }
 
-    /// How a module's synapses are drawn. Sources are numbered as [`crate::ops::Spike`] reads them.
+    /// The wiring of a module's synapses. Sources are numbered as [`crate::ops::Spike`] reads them.
     pub fn wiring(&self, module: Module) -> Wiring {
         let rows = self.signals();
         let mut pools = heapless::Vec::<Pool, POOLS>::new();
@@ -131,7 +132,7 @@ impl Connectome {
             let _ = pools.push(Pool { first: first + behind, count });
         }
         let _ = pools.push(Pool { first: 2 * rows, count: self.neurons[module.index()] });
-        // Rising: the draws come out sorted.
+        // In ascending order, so that the drawn sources come out sorted.
         pools.sort_unstable_by_key(|pool| pool.first);
         let mut all = [Pool { first: u32::MAX, count: 0 }; POOLS];
         all[..pools.len()].copy_from_slice(&pools);
@@ -145,7 +146,7 @@ impl Connectome {
         }
     }
 
-    /// The sources by which the prefrontal cortex inhibits the Thalamus.
+    /// The sources through which the prefrontal cortex inhibits the Thalamus.
     pub fn inhibitory(&self) -> Pool {
         let Outputs { first, count } = self.outputs(Module::Pfc);
         Pool { first: first + self.signals(), count }

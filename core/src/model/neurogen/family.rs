@@ -16,22 +16,22 @@ use crate::optimizer::{self, Group, Room};
 use crate::train::Ranks;
 
 impl NeuroGen {
-    /// Lays what a forward pass reads and nothing else, as [`Family::lay_lasting`] does for decoding.
+    /// Lays only what a forward pass reads, as [`Family::lay_lasting`] does for decoding.
     pub fn lay_network(&self, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Network {
         let dtype = |p: &Parameter| self.weight_type(p, Purpose::Decoding, profile);
         let weights = self.parameters(&mut |p| ledger.region(p.slot("", Role::Weight, dtype(p))));
         Network { weights, sources: self.lay_wiring(WiringPart::Sources, ledger) }
     }
 
-    /// The logits after one more token: [`Family::decode`], of what a forward pass reads alone.
+    /// The logits after one more token: [`Family::decode`], for a network without other persistent regions.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Family::decode`].
     pub fn decode_with(&self, device: &mut dyn Device, network: &Network, s: &Decoding) -> Result<(), OperationError> {
         let (w, c) = (&network.weights, &s.segment);
         self.forward(device, network, c, Pass { fresh: false, learning: false })?;
         device.emit(Linear::new(c.stream, w.decoder, Some(w.decoder_bias), s.logits))?;
-        // One token is a segment of its own.
+        // One token is a segment by itself.
         device.emit(Carry { from: Spike::slot(c.signals, 1), to: Spike::slot(c.signals, 0) })?;
         for spikes in c.spikes {
             device.emit(Carry { from: Spike::slot(spikes, 1), to: Spike::slot(spikes, 0) })?;
@@ -43,15 +43,15 @@ impl NeuroGen {
 
     /// The element type of a parameter.
     fn weight_type(&self, p: &Parameter, purpose: Purpose, profile: &dyn Profile) -> Dtype {
-        // A token by itself is bound by how fast the decoder is read.
+        // The time of a single token is bound by how fast the decoder's weights are read.
         let table = purpose == Purpose::Decoding && p.group == Group::Head;
         if table { profile.dtype(Role::Weight) } else { Dtype::F32 }
     }
 }
 
-/// Why a step is one micro-batch.
+/// The reason why a step is one micro-batch.
 const ONE_MICRO_BATCH: &str = "a NeuroGen moves its decoder in every micro-batch";
-/// Why it has no averages.
+/// The reason why it has no averages.
 const AVERAGES: &str = "a NeuroGen moves its decoder, its embedding and its thresholds within a step";
 
 impl Family for NeuroGen {
@@ -90,7 +90,7 @@ impl Family for NeuroGen {
     }
 
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
-        // It moves parameters in its backward pass, so it never has several ranks.
+        // A NeuroGen updates parameters in its backward pass, so it never runs on several ranks.
         let optimizer = if let Purpose::Training(_, optimizer) = purpose { Some(optimizer) } else { None };
         let training = optimizer.map(|optimizer| (Ranks::ALONE, optimizer));
         let dtype = |p: &Parameter| self.weight_type(p, purpose, profile);
@@ -131,7 +131,7 @@ impl Family for NeuroGen {
         let fatigue_grad = self.full.then(|| each(named!("grad.fatigue")));
         let spikes_grad = self.rule.through_time().then(|| each(named!("grad.spikes")));
         let factors = self.modulated().then(|| lay("factors", [1, 1, t, b]));
-        // The decoder moves before the memory's gradient comes to its place.
+        // The decoder is updated before the memory's gradient is written, so that gradient's region is free until then.
         let enough = |place: &Region| place.elements() >= u64::from(LEAST_TILE.min(self.vocab_size)) * u64::from(d);
         let tile = match memory.map(|m| m.context_grad).filter(enough) {
             Some(place) => {
@@ -171,7 +171,7 @@ impl Family for NeuroGen {
         let mut lay =
             |name, role, dtype, columns| ledger.region(Slot::new(name, role, dtype, [1, 1, 1, columns])).first;
         let id = lay("decode.id", Role::Batch, Dtype::U32, 1);
-        // A token's position is also how many tokens of its document it can see.
+        // A token's position is also the number of tokens of its document before it.
         let cursor = lay("decode.cursor", Role::Batch, Dtype::U32, 1);
         let logits = lay("decode.logits", Role::Work, Dtype::F32, self.vocab_size);
         Decoding { segment: self.lay_segment((id, cursor), [1, 1], false, profile, ledger), logits }
@@ -242,7 +242,7 @@ impl Family for NeuroGen {
         _: &MicroBatch,
         first: bool,
     ) -> Result<(), OperationError> {
-        // Micro-batches that add up would need gradients of what moves in the backward pass.
+        // Accumulating micro-batches would need gradients of the parameters that are updated in the backward pass.
         if !first {
             return Err(OperationError::Unsupported(ONE_MICRO_BATCH));
         }
@@ -254,7 +254,7 @@ impl Family for NeuroGen {
         self.forward(device, &lasting.network, c, Pass { fresh: false, learning: true })?;
         let gradient = HeadGrad { x_grad: t.stream_grad, weight_grad: None, accumulate: false };
         device.emit(self.head(lasting, c, t.batch.targets, t.logits, Some(gradient)))?;
-        // At once: the logits make room for the signals' gradient.
+        // Right away: the logits' region is then reused for the signals' gradient.
         let decoder = [w.decoder, w.decoder_bias];
         learning.decoder.update(device, &lasting.control, decoder, [c.stream, t.logits], t.tile)?;
         device.emit(ReadoutGrad {

@@ -1,4 +1,4 @@
-//! What a NeuroGen keeps in memory, and where.
+//! The memory of a NeuroGen: the regions and their shapes.
 
 use super::NeuroGen;
 use super::connectome::{MODULES, Module};
@@ -9,7 +9,7 @@ use crate::model::family::{Batch, Control};
 use crate::ops::{Feedback, Stored};
 use crate::optimizer::{self, Factored, InPlace, Updater};
 
-/// A module's synapses by source.
+/// A module's synapses, ordered by source.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Index {
     /// `[2 H + N + 1]` u32.
@@ -18,29 +18,29 @@ pub(super) struct Index {
     pub(super) synapses: Region,
 }
 
-/// What a segment leaves to the next one of its streams.
+/// The state that a segment leaves to the next segment of its streams.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Kept {
     /// [H, B].
     pub(super) signals: Region,
-    /// [N, B] a module.
+    /// [N, B] for each module.
     pub(super) spikes: [Region; MODULES],
-    /// [N, B] a module.
+    /// [N, B] for each module.
     pub(super) potential: [Region; MODULES],
-    /// [N, B] a module.
+    /// [N, B] for each module.
     pub(super) fatigue: [Region; MODULES],
     pub(super) memory: Option<Stored>,
 }
 
 impl Kept {
-    /// The segment with this as its state, and this memory to write.
+    /// The segment with these regions as its state, and with this memory as the one that it writes.
     pub(super) fn serve(&self, segment: &Segment) -> Segment {
         let memory = segment.memory.map(|m| MemorySegment { after: self.memory.unwrap_or(m.after), ..m });
         Segment { potential: self.potential, fatigue: self.fatigue, memory, ..*segment }
     }
 }
 
-/// What training keeps besides the weights.
+/// The training state apart from the weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Learning {
     pub(super) gradients: Weights,
@@ -48,16 +48,16 @@ pub(super) struct Learning {
     pub(super) decoder: Factored,
     pub(super) embedding: InPlace,
     pub(super) feedback: Option<Feedback>,
-    /// The reward's predictor and running means, with dopamine or novelty.
+    /// The reward predictor and its running means, with dopamine or novelty.
     pub(super) reward: Option<[Region; 2]>,
     pub(super) kept: Kept,
 }
 
-/// What a forward pass reads.
+/// The regions that a forward pass reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Network {
     pub(super) weights: Weights,
-    /// [N, F] u32 a module.
+    /// [N, F] u32 for each module.
     pub(super) sources: [Region; MODULES],
 }
 
@@ -68,22 +68,22 @@ impl Network {
     }
 }
 
-/// What lasts from step to step.
+/// The persistent regions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lasting {
     pub(super) network: Network,
-    /// For backpropagation through time.
+    /// For backpropagation through time only.
     pub(super) index: Option<[Index; MODULES]>,
     pub(super) control: Control,
     pub(super) learning: Option<Learning>,
 }
 
-/// The associative memory's part of a segment; C columns are read, K is the key size.
+/// The associative memory's part of a segment; C is the number of columns of its input, K the key size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MemorySegment {
     /// [B, T, C]: taps and the Hippocampus' outputs.
     pub(super) context: Region,
-    /// [B, T, K]: keys and queries, before their norms.
+    /// [B, T, K]: keys and queries before normalisation.
     pub(super) raw: [Region; 2],
     /// [B, T, 1].
     pub(super) stats: [Region; 2],
@@ -110,13 +110,13 @@ pub(super) struct Segment {
     pub(super) signals: Region,
     /// [T, B].
     pub(super) keep: Region,
-    /// [T + 1, N, B] a module.
+    /// [T + 1, N, B] for each module.
     pub(super) spikes: [Region; MODULES],
-    /// [N, B] a module.
+    /// [N, B] for each module.
     pub(super) potential: [Region; MODULES],
-    /// [N, B] a module.
+    /// [N, B] for each module.
     pub(super) fatigue: [Region; MODULES],
-    /// [T, N, B] a module, in training.
+    /// [T, N, B] for each module, in training.
     pub(super) slope: Option<[Region; MODULES]>,
     /// [B, T, D].
     pub(super) stream: Region,
@@ -144,14 +144,14 @@ pub(super) struct MemoryBackward {
     pub(super) work: Region,
 }
 
-/// What a training step needs besides the state.
+/// The regions of a training step in addition to the persistent ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Training {
     pub(super) batch: Batch,
     pub(super) segment: Segment,
-    /// The segment's: pseudo-derivatives, then gradients.
+    /// The segment's slopes: pseudo-derivatives, overwritten by gradients.
     pub(super) slope: [Region; MODULES],
-    /// [B · T, V]; makes room for the signals' gradient.
+    /// [B · T, V]; the region is reused for the signals' gradient.
     pub(super) logits: Region,
     /// [B, T, D].
     pub(super) stream_grad: Region,
@@ -162,9 +162,9 @@ pub struct Training {
     /// [B, T, skip].
     pub(super) low_grad: Option<Region>,
     pub(super) memory: Option<MemoryBackward>,
-    /// [N, B] a module, for eligibility in full.
+    /// [N, B] for each module, where eligibility includes adaptation.
     pub(super) fatigue_grad: Option<[Region; MODULES]>,
-    /// [N, B] a module, for backpropagation through time.
+    /// [N, B] for each module, for backpropagation through time.
     pub(super) spikes_grad: Option<[Region; MODULES]>,
     /// [T, B], with dopamine or novelty.
     pub(super) factors: Option<Region>,
@@ -172,7 +172,7 @@ pub struct Training {
     pub(super) tile: Region,
 }
 
-/// What an evaluation needs besides the state.
+/// The regions of an evaluation in addition to the persistent ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evaluation {
     pub(super) batch: Batch,
@@ -183,7 +183,7 @@ pub struct Evaluation {
     pub(super) logits: Region,
 }
 
-/// What decoding needs besides the state.
+/// The regions of decoding in addition to the persistent ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decoding {
     pub(super) segment: Segment,
@@ -191,13 +191,13 @@ pub struct Decoding {
     pub(super) logits: Region,
 }
 
-/// Rows of the decoder's gradient that exist at once.
+/// The number of rows of the decoder's gradient that exist at once.
 pub(super) const TILE: u32 = 1024;
-/// The fewest that are worth a round of the decoder's update.
+/// The smallest number of rows for which a round of the decoder's update is worth its cost.
 pub(super) const LEAST_TILE: u32 = 64;
 
 impl NeuroGen {
-    /// The wiring's tables, drawn at the start.
+    /// Lays a table of the wiring for each module; it is drawn at start-up.
     pub(super) fn lay_wiring(&self, part: WiringPart, ledger: &mut dyn Ledger) -> [Region; MODULES] {
         let rows = self.connectome.signals();
         self.each(|m, [neurons, fan_in]| {
@@ -263,7 +263,7 @@ impl NeuroGen {
         Learning { gradients, updater, decoder, embedding, feedback, reward, kept }
     }
 
-    /// Whether tokens count differently.
+    /// Whether tokens have different learning rates.
     pub(super) fn modulated(&self) -> bool {
         self.dopamine != 0.0 || self.novelty != 0.0
     }
@@ -282,7 +282,7 @@ impl NeuroGen {
         MemorySegment { context, raw, stats, normed, values, before, after, out }
     }
 
-    /// Lays a forward pass. In training the neurons' state and the memory's are what is kept: see [`Kept::serve`].
+    /// Lays a forward pass. In training, the state of neurons and memory is persistent: see [`Kept::serve`].
     pub(super) fn lay_segment(
         &self,
         io: (Region, Region),

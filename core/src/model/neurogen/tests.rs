@@ -9,7 +9,7 @@ use crate::ops::{Chance, Pattern};
 use crate::optimizer::{self, Group, Optimizer, Recipe};
 use crate::train::Ranks;
 
-/// With every part.
+/// A NeuroGen with every optional part.
 const MODEL: NeuroGen = NeuroGen {
     vocab_size: 61,
     embedding: 10,
@@ -81,20 +81,20 @@ fn what_cannot_be_done_is_said_and_is_no_failure_of_the_device() {
         Err(OperationError::Unsupported(what)) => assert!(what.contains(says), "{what}"),
         other => panic!("{says}: {other:?}"),
     };
-    // Rules that ranks do not share.
+    // Several ranks with rules that ranks cannot share.
     let two = Ranks { rank: 0, count: 2, exact: false, gradients: false };
     let (_, learning) = optimizer::lay(&MODEL, Some((two, optimizer)), &Single, &|_| Dtype::F32, &mut layout);
     let control = Control::lay(two, &mut layout);
     let updated = learning.unwrap().updater.update(&mut meter, &control, None);
     unsupported(updated, "ranks share parameters that learn at the end of a step");
-    // A second micro-batch, and training of what was laid to be evaluated.
+    // A second micro-batch, and training of a model that was laid for evaluation.
     let training = MODEL.lay_training(&MICRO, &Single, &mut layout);
     let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, optimizer), &mut layout);
     unsupported(MODEL.micro_batch(&mut meter, &lasting, &training, &MICRO, false), "in every micro-batch");
     let evaluated = MODEL.lay_lasting(&Single, Purpose::Evaluation, &mut layout);
     unsupported(MODEL.micro_batch(&mut meter, &evaluated, &training, &MICRO, true), "not laid for training");
     unsupported(MODEL.update(&mut meter, &evaluated, None), "not laid for training");
-    // Gradients that are always formed.
+    // Frozen parameters whose gradients are always formed.
     let frozen = optimizer.with(Group::Matrix, Recipe { rule: optimizer::Rule::Frozen, rate: 1.0, decay: 0.0 });
     let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, frozen), &mut layout);
     unsupported(MODEL.micro_batch(&mut meter, &lasting, &training, &MICRO, true), "forms every gradient");

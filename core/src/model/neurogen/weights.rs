@@ -7,7 +7,8 @@ use crate::model::{Parameter, Parameters};
 use crate::ops::GateGrad;
 use crate::optimizer::{Group, Learns};
 
-/// The parameters of the associative memory, or their gradients; C is the columns of what it reads, K its key size.
+/// The parameters of the associative memory, or their gradients; C is the number of columns of its input, K its key
+/// size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MemoryParameters {
     /// [K, C].
@@ -22,7 +23,7 @@ pub(super) struct MemoryParameters {
     pub(super) gains: [Region; 2],
 }
 
-/// Every parameter, or the gradients of those that have one.
+/// Every parameter, or the gradient of every parameter that has one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
     /// [fan_out, O].
@@ -30,7 +31,7 @@ pub struct Weights {
     /// [skip, E] and [D, skip].
     pub(super) skip: Option<[Region; 2]>,
     pub(super) memory: Option<MemoryParameters>,
-    /// [N, F] a module.
+    /// [N, F] for each module.
     pub(super) synapses: [Region; MODULES],
     /// `[D]`: weight and bias of the gate.
     pub(super) gate: Option<[Region; 2]>,
@@ -40,7 +41,7 @@ pub struct Weights {
     pub(super) decoder: Region,
     /// `[V]`.
     pub(super) decoder_bias: Region,
-    /// `[N]` a module: what homeostasis adds to the thresholds.
+    /// `[N]` for each module: the amount that homeostasis adds to the thresholds.
     pub(super) thresholds: [Region; MODULES],
 }
 
@@ -59,7 +60,7 @@ impl Parameters for NeuroGen {
         let learns = if self.rule.learns() { Learns::FromGradient } else { Learns::Never };
         let synapses = self.each(|m, shape| {
             let drawn = c.fan_in[m] - c.reserved(Module::ALL[m]);
-            // At a firing rate of a tenth their sum has a deviation of half a threshold.
+            // At a firing rate of 0.1, the sum of a neuron's inputs has a standard deviation of half a threshold.
             let deviation = 0.5 / libm::sqrtf(0.1 * drawn.max(1) as f32);
             let matrix = Self::matrix(named!("synapses.weight")[m], shape, deviation);
             place(&Parameter { learns, group: Group::Synapse, ..matrix }).first
@@ -75,7 +76,7 @@ impl Parameters for NeuroGen {
             gains: [gain("memory.key_norm.weight"), gain("memory.query_norm.weight")],
         });
         let mut other = |learns, group, parameter| place(&Parameter { learns, group, ..parameter }).first;
-        // Taps and other synapses, drawn alike, shall bring a potential about as much.
+        // Taps and other synapses are drawn alike, and shall contribute about equally to a potential.
         let share = c.tap_share.clamp(0.05, 0.95);
         let table = Self::matrix("embedding.weight", [v, e], 0.38 * libm::sqrtf((1.0 - share) / share));
         let embedding = other(Learns::InBackward, Group::Embedding, table);
@@ -83,7 +84,7 @@ impl Parameters for NeuroGen {
         let decoder = other(Learns::InBackward, Group::Head, table);
         let bias = Parameter::vector("decoder.bias", 1, v, Init::Zero);
         let decoder_bias = other(Learns::InBackward, Group::Vector, bias);
-        // Homeostasis moves them in the forward pass.
+        // Homeostasis updates the thresholds in the forward pass.
         let thresholds = self.each(|m, [neurons, _]| {
             other(Learns::Never, Group::Vector, Parameter::vector(named!("thresholds")[m], 1, neurons, Init::Zero))
         });
@@ -96,7 +97,8 @@ impl NeuroGen {
         Parameter::matrix(name, 1, [rows, columns], Init::Normal(deviation))
     }
 
-    /// The readout and what adds to it: the direct path and the associative memory, but for its gains.
+    /// The parameters of the readout and of the paths added to it: the direct path, and the associative memory without
+    /// its gains.
     fn readout_parameters(
         &self,
         place: &mut dyn FnMut(&Parameter) -> Stacked,
@@ -123,7 +125,7 @@ impl NeuroGen {
         (readout, skip, memory)
     }
 
-    /// Every output of a module that is projected reaches a share of the residual stream's dims.
+    /// The standard deviation of the readout's weights: each projected output reaches a share of the stream's dims.
     pub(super) fn readout_deviation(&self) -> f32 {
         let reaches = self.fan_out as f32 * self.connectome.projected() as f32 / self.width() as f32;
         0.3 / libm::sqrtf(reaches)

@@ -1,11 +1,11 @@
-//! Adapters of low rank beside weights that do not learn (LoRA, Hu et al. 2021): `y = x · Wᵀ + (α / r) · (x · Aᵀ) · Bᵀ`.
+//! Low-rank adapters of frozen weights (LoRA, Hu et al. 2021): `y = x · Wᵀ + (α / r) · (x · Aᵀ) · Bᵀ`.
 //!
-//! A projection that is several tensors in files (queries, keys, values; gate, up) has an A and a B for each, as PEFT has:
-//! one pair over the fused matrix would be another model, which no file of PEFT could hold. The As lie below one another,
-//! [parts · r, in], so one product makes what all Bs are multiplied with. The Bs lie as the weight's parts do, [out, r], and
-//! are spread over blocks of columns before each product ([`Spread`]), which is also where α / r comes in. So gradients,
-//! optimizer and files have B as it is, products are those that every device has, and the zeros between the blocks are
-//! in one slot for all layers.
+//! A projection that is several tensors in files (queries, keys, values; gate, up) has an A and a B for each, as in
+//! PEFT: one pair over the fused matrix would be a different model, which a PEFT file could not represent. The As are
+//! stacked as [parts · r, in], so one matrix multiplication computes the input of all Bs. The Bs lie as the weight's
+//! parts do, [out, r], and before each multiplication they are spread over blocks of columns ([`Spread`]), which also
+//! applies α / r. So gradients, optimizer and files see B in its plain form, every device's ordinary matrix
+//! multiplication suffices, and the zeros between the blocks lie in one slot that all layers share.
 
 use super::base::BaseType;
 use super::copies::Projection;
@@ -18,22 +18,22 @@ use crate::memory::{Init, Ledger, Region, Role, Slot, Stacked};
 use crate::model::Parameter;
 use crate::ops::{Epilogue, Gelu, Linear, LinearGrad, Spread, SpreadGrad, part_count};
 
-/// Which projections have adapters, and what these are.
+/// Which projections have adapters, and the adapters' settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adapters {
     /// r: rows of each A, columns of each B.
     pub rank: u32,
-    /// α: what an adapter makes is multiplied with α / r.
+    /// α: the output of an adapter is scaled by α / r.
     pub alpha: f32,
-    /// Those that make queries, keys and values.
+    /// Whether the projection of queries, keys and values has adapters.
     pub qkv: bool,
-    /// The one behind attention.
+    /// Whether attention's output projection has an adapter.
     pub out: bool,
-    /// The feed-forward's first: up, or gate and up.
+    /// Whether the feed-forward's first matrix has adapters: up, or gate and up.
     pub up: bool,
-    /// Its second.
+    /// Whether the feed-forward's second matrix has an adapter.
     pub down: bool,
-    /// What the weights beside them are kept in.
+    /// The type in which the frozen weights are stored.
     pub base: BaseType,
 }
 
@@ -43,7 +43,7 @@ impl Adapters {
         self.alpha / self.rank as f32
     }
 
-    /// Whether projection `p` has some.
+    /// Whether projection `p` has adapters.
     pub(super) const fn on(&self, p: Projection) -> bool {
         match p {
             Projection::Qkv => self.qkv,
@@ -54,7 +54,7 @@ impl Adapters {
     }
 }
 
-/// Whether a parameter of this name is one of an adapter.
+/// Whether a parameter of this name belongs to an adapter.
 pub fn is_adapter(name: &str) -> bool {
     [".lora_A.weight", ".lora_B.weight"].iter().any(|end| name.ends_with(end))
 }
@@ -71,12 +71,12 @@ pub struct Adapter {
 /// Projections that may have adapters in this build.
 pub const ADAPTED: usize = if cfg!(feature = "adapters") { Projection::ALL.len() } else { 0 };
 
-/// What a product with adapters needs beside its operands, or the gradients of that: one slot each for all of them.
+/// Scratch of the adapters, or of their gradients: one slot of each kind, which all layers and projections share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct AdapterRoom {
     /// [batch · seq_len, parts · r]: x · Aᵀ.
     low: Region,
-    /// [out, parts · r]: the Bs as blocks, times α / r.
+    /// [out, parts · r]: the Bs in blocks of columns, times α / r.
     spread: Region,
 }
 
@@ -92,7 +92,7 @@ pub(super) struct Adapting {
 }
 
 impl Adapting {
-    /// Adds to `out` what they make of `x`.
+    /// Adds the adapters' output for `x` to `out`.
     fn forward(&self, device: &mut dyn Device, x: Region, out: Region) -> Result<(), OperationError> {
         self.spread(device)?;
         device.emit(Linear::new(x, self.a, None, self.low))?;
@@ -105,7 +105,7 @@ impl Adapting {
     }
 }
 
-/// The gradients of a layer's adapters, and where they go.
+/// The gradients of a layer's adapters, and the regions that they are written to.
 #[derive(Clone, Copy)]
 pub(super) struct AdaptingGrad {
     of: Adapting,
@@ -116,7 +116,8 @@ pub(super) struct AdaptingGrad {
 }
 
 impl AdaptingGrad {
-    /// The input's gradient by way of them, written over `x_grad`; keeps that of x · Aᵀ for [`AdaptingGrad::weights`].
+    /// Writes the input's gradient through the adapters over `x_grad`; keeps the gradient of x · Aᵀ for
+    /// [`AdaptingGrad::weights`].
     pub(super) fn input(
         &self,
         device: &mut dyn Device,
@@ -129,7 +130,7 @@ impl AdaptingGrad {
         device.emit(back(self.grads.low, self.of.a, x_grad))
     }
 
-    /// Their own, of what `x` was.
+    /// The gradients of A and B, given their input `x`.
     pub(super) fn weights(&self, device: &mut dyn Device, x: Region, out_grad: Region) -> Result<(), OperationError> {
         let AdaptingGrad { of, grads, a_grad, b_grad, accumulate } = *self;
         device.emit(Linear::new(x, of.a, None, of.low))?;
@@ -145,7 +146,7 @@ impl AdaptingGrad {
 }
 
 impl Pass<'_> {
-    /// The adapters of projection `p` of layer `l`, where it has some.
+    /// The adapters of projection `p` of layer `l`, if it has any.
     pub(super) fn adapting(&self, (p, l): (Projection, u32)) -> Option<Adapting> {
         let (adapters, room) = (self.model.adapters()?, self.forward.adapters?);
         let Adapter { a, b } = (*self.network.weights.adapters.get(p as usize)?)?;
@@ -155,7 +156,7 @@ impl Pass<'_> {
         Some(Adapting { a, b, low, spread, parts, scale: adapters.scale() })
     }
 
-    /// A product of a layer and what its adapters add.
+    /// A projection of a layer, with its adapters' output added.
     pub(super) fn project(
         &self,
         device: &mut dyn Device,
@@ -163,7 +164,7 @@ impl Pass<'_> {
         linear: Linear,
     ) -> Result<(), OperationError> {
         let Some(adapting) = self.adapting(product) else { return self.project_alone(device, product, linear) };
-        // A GELU is of the sum.
+        // A GELU applies to the sum, so it runs after the adapters.
         let activated = linear.epilogue.activated();
         let epilogue = if activated.is_some() { Epilogue::Store } else { linear.epilogue };
         self.project_alone(device, product, Linear { epilogue, ..linear })?;
@@ -173,12 +174,12 @@ impl Pass<'_> {
 }
 
 impl Transformer {
-    /// The adapters. A build without the feature has none, and nothing of what they need.
+    /// The adapters, if any. A build without the feature has none, and no code for them.
     pub(super) const fn adapters(&self) -> Option<Adapters> {
         if cfg!(feature = "adapters") { self.adapters } else { None }
     }
 
-    /// Rows of each tensor that a projection is in files; all 0 where it is one.
+    /// Rows of each tensor that a projection becomes in files; all 0 where it is one tensor.
     pub(super) const fn projection_parts(&self, p: Projection) -> [u32; 3] {
         match (p, self.feed) {
             (Projection::Qkv, _) => self.qkv_parts(),
@@ -197,7 +198,7 @@ impl Transformer {
         }
     }
 
-    /// The fewest rows or columns of a matrix that has adapters.
+    /// The smallest dimension of any matrix that has adapters.
     pub(super) fn smallest_adapted_side(&self) -> u32 {
         let sides = |p: Projection| {
             let [outputs, inputs] = self.projection_sides(p);
@@ -213,7 +214,7 @@ impl Transformer {
         rank.saturating_mul(part_count(&self.projection_parts(p)))
     }
 
-    /// Places the adapters of projection `p`, named so. Not inlined: a chip has no room for it.
+    /// Places the adapters of projection `p` under these names. Not inlined, to save code size on a chip.
     #[inline(never)]
     pub(super) fn place_adapter(
         &self,
@@ -224,9 +225,9 @@ impl Transformer {
         let rank = self.adapters().filter(|adapters| adapters.on(p))?.rank;
         let ([outputs, inputs], parts) = (self.projection_sides(p), self.projection_parts(p));
         let rows = self.adapter_rows(p, rank);
-        // Kaiming's uniform numbers with a = √5, as PEFT draws them: bounds of √(6 / ((1 + a²) · in)).
+        // Kaiming's uniform initialisation with a = √5, as in PEFT: bounds of √(6 / ((1 + a²) · in)).
         let init = Init::Uniform(1.0 / libm::sqrtf(inputs as f32));
-        // Products by way of integers are not for them.
+        // Adapters are not multiplied in integers.
         let matrix = |name, shape, init, parts| Parameter {
             parts,
             kind: Kind::Vector,
@@ -247,13 +248,13 @@ impl Transformer {
         Projection::ALL.into_iter().filter(|p| adapters.on(*p)).map(elements).sum()
     }
 
-    /// The most rows of an A.
+    /// The largest number of rows of any A.
     fn most_adapter_rows(&self) -> Option<u32> {
         let adapters = self.adapters()?;
         Projection::ALL.into_iter().filter(|p| adapters.on(*p)).map(|p| self.adapter_rows(p, adapters.rank)).max()
     }
 
-    /// The most elements of Bs as blocks.
+    /// The shape of the largest spread B.
     fn largest_spread(&self) -> [u32; 4] {
         let rank = self.adapters().map_or(0, |adapters| adapters.rank);
         let on = |p: &Projection| self.adapters().is_some_and(|adapters| adapters.on(*p));
@@ -262,7 +263,7 @@ impl Transformer {
         Projection::ALL.into_iter().filter(on).map(shape).max_by_key(elements).unwrap_or([1; 4])
     }
 
-    /// Lays what a forward pass of `tokens` needs for adapters, where there are some.
+    /// Lays the scratch that a forward pass of `tokens` tokens needs for adapters, if there are any.
     pub(super) fn lay_adapters(
         &self,
         tokens: u32,
@@ -272,7 +273,7 @@ impl Transformer {
         self.lay_room(["adapter.low", "adapter.spread"], Role::Weight, tokens, profile, ledger)
     }
 
-    /// Lays what their gradients need besides.
+    /// Lays the additional scratch of the adapters' gradients.
     pub(super) fn lay_adapter_grads(
         &self,
         tokens: u32,
@@ -282,7 +283,7 @@ impl Transformer {
         self.lay_room(["grad.adapter.low", "grad.adapter.spread"], Role::Gradient, tokens, profile, ledger)
     }
 
-    /// Lays two slots of these names for `tokens`, the second of the type of `role`.
+    /// Lays two slots of these names for `tokens` tokens, the second in the type of `role`.
     fn lay_room(
         &self,
         [low, spread]: [&'static str; 2],
@@ -297,7 +298,7 @@ impl Transformer {
         Some(AdapterRoom { low, spread: lay(spread, role, self.largest_spread()) })
     }
 
-    /// The gradients of `of`, the adapters of projection `p` of layer `l`, whose own are `grads`.
+    /// The gradient operations of `of`, the adapters of projection `p` of layer `l`, writing to `grads`.
     pub(super) fn adapting_grad(
         of: Option<Adapting>,
         grads: Option<Adapter>,

@@ -22,21 +22,21 @@ use crate::optimizer::Learning;
 pub(super) struct Backward<'a> {
     pub pass: Pass<'a>,
     pub control: &'a Control,
-    /// Where the parameters' gradients lie, and what becomes of them.
+    /// The regions of the parameters' gradients, and the update that consumes them.
     pub learning: &'a Learning<Weights>,
     pub training: &'a Training,
     pub micro: &'a MicroBatch,
-    /// Whether it is the step's first.
+    /// Whether this is the first micro-batch of the step.
     pub first: bool,
-    /// Whether to add to what micro-batches before left.
+    /// Whether to add to the gradients of earlier micro-batches.
     pub accumulate: bool,
 }
 
 impl Backward<'_> {
-    /// Every layer and the embedding, behind [`Backward::head`].
+    /// The gradients of every layer and of the embedding; runs after [`Backward::head`].
     pub fn run(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         for l in (0..self.pass.model.layers).rev() {
-            // It reads the layer's output, whose slot the input may be restored in.
+            // First, because it reads the layer's output, and restoring the layer's input may overwrite that slot.
             self.blend(device, l)?;
             self.pass.restore(device, l)?;
             self.pass.rebuild(device, self.micro.recompute, l)?;
@@ -63,7 +63,7 @@ impl Backward<'_> {
         self.project_grad(device, at, self.linear(at.1, part, regions))
     }
 
-    /// These gradients of a layer's linear layer, and all of its adapters'.
+    /// These gradients of a layer's linear layer, and all gradients of its adapters.
     fn project_grad(
         &self,
         device: &mut dyn Device,
@@ -74,7 +74,7 @@ impl Backward<'_> {
         self.adapter_grad(device, at, linear.x, linear.out_grad)
     }
 
-    /// These gradients of a layer's linear layer, with what its adapters add to the input's.
+    /// These gradients of a layer's linear layer, and its adapters' contribution to the input's gradient.
     fn input_grad(
         &self,
         device: &mut dyn Device,
@@ -85,7 +85,7 @@ impl Backward<'_> {
         let scales = self.pass.network.projection_scales(at);
         let mut weight = linear.weight;
         self.pass.forward.readable(device, &mut weight, scales)?;
-        // First: what goes through a GELU is the sum.
+        // Before the weight's: the GELU's gradient applies to the sum of both.
         if let Some((adapting, x_grad)) = adapting.zip(linear.x_grad) {
             adapting.input(device, linear.out_grad, x_grad)?;
         }
@@ -93,7 +93,7 @@ impl Backward<'_> {
         self.pass.model.project_grad(device, self.pass.copying, at, linear)
     }
 
-    /// The gradients of adapters, where there are some, behind [`Backward::input_grad`].
+    /// The gradients of adapters, if there are any; runs after [`Backward::input_grad`].
     fn adapter_grad(
         &self,
         device: &mut dyn Device,
@@ -104,13 +104,13 @@ impl Backward<'_> {
         self.adapting(at).map_or(Ok(()), |adapting| adapting.weights(device, x, out_grad))
     }
 
-    /// The adapters of a layer's linear layer, where it has some.
+    /// The adapters of a layer's linear layer, if it has any.
     fn adapting(&self, (p, l): (Projection, u32)) -> Option<AdaptingGrad> {
         let grads = self.learning.gradients.adapters.get(p as usize).copied().flatten();
         Transformer::adapting_grad(self.pass.adapting((p, l)), grads, l, self.training, self.accumulate)
     }
 
-    /// The gradients of layer `l`'s linear layer, all of them.
+    /// The operation that computes all gradients of layer `l`'s linear layer.
     fn linear(&self, l: u32, part: fn(&Weights) -> &Dense, [x, out_grad, x_grad]: [Region; 3]) -> LinearGrad {
         let (weights, grads) = (part(&self.pass.network.weights), part(&self.learning.gradients));
         let weight_grad = grads.weight.at(l);
@@ -122,7 +122,7 @@ impl Backward<'_> {
         }
     }
 
-    /// The gradients of a norm of `x`, one output's or two's, added to the residual stream's.
+    /// The gradients of a norm of `x` with one or two outputs, added to the residual stream's gradient.
     fn norm(
         &self,
         [x, stats]: [Region; 2],
@@ -131,7 +131,7 @@ impl Backward<'_> {
         copied: Option<(Projection, u32)>,
     ) -> NormGrad {
         let (model, x_grad) = (self.pass.model, self.training.x_grad);
-        // What is mixed before the product is copied behind that.
+        // Where the blend's gradient follows and changes this tensor, the copy is made after it.
         let copied = copied.filter(|(p, _)| !(model.stream_scalars && *p == Projection::Down));
         let copy = copied.and_then(|(p, l)| model.grad_copy(self.pass.copying, p, l, x_grad));
         let (kind, accumulate) = (model.norm, self.accumulate);
@@ -149,12 +149,12 @@ impl Backward<'_> {
         Some(QkNormGrad { qkv_grad, raw, stats, query_gain, key_gain, gain_grads, heads, accumulate })
     }
 
-    /// One output's gradients of a norm.
+    /// The gradients of one output of a norm.
     fn affine(&self, part: fn(&Weights) -> &Gain, l: u32, out_grad: Region) -> AffineGrad {
         part(&self.learning.gradients).affine_grad(part(&self.pass.network.weights), l, out_grad)
     }
 
-    /// The gradients of what was mixed behind layer `l`.
+    /// The gradients of the blend that follows layer `l`.
     fn blend(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (pass, x_grad) = (self.pass, self.training.x_grad);
         let (f, [scalars, grads]) =
@@ -180,7 +180,7 @@ impl Backward<'_> {
         }
     }
 
-    /// The gradients of layer `l`'s value table and gain, of those of the values.
+    /// The gradients of layer `l`'s value table and gain, computed from the gradient of the values.
     fn values(&self, device: &mut dyn Device, l: u32, qkv_grad: Region) -> Result<(), OperationError> {
         let (pass, layers) = (self.pass, self.pass.model.layers);
         let (Some(added), Some(grads)) =
@@ -190,19 +190,19 @@ impl Backward<'_> {
         };
         let AddValues { ids, table, gain, heads, .. } = added;
         let tables = pass.model.value_tables.max(1);
-        // The gradient of what attention mixed is no longer needed.
+        // The gradient of attention's output is no longer needed, so its region is reused.
         let mixed = self.training.mixed_grad;
         let out = mixed.reshaped([mixed.shape[0], mixed.shape[1], mixed.shape[2], heads.values()]);
         let gain_grad = grads.gain.at(l);
         let accumulate = self.accumulate;
         device.emit(AddValuesGrad { ids, table, gain, qkv_grad, out, gain_grad, heads, accumulate })?;
         let Some(table_grad) = grads.tables.at(l % tables).if_any() else { return Ok(()) };
-        // Layers behind have begun it.
+        // Layers after this one that share the table have already written to its gradient.
         let accumulate = accumulate || l + tables < layers;
         device.emit(EmbedGrad { ids, out_grad: out, table_grad, accumulate })
     }
 
-    /// The feed-forward's branch; where branches are sequential through norm₂ into the residual stream.
+    /// The gradients of the feed-forward's branch; with sequential branches, through norm₂ into the residual stream.
     fn feed(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let Backward { pass, training: t, .. } = *self;
         let (f, up, activated) = (pass.forward, pass.forward.up.at(l), pass.forward.activated.at(l));
@@ -210,7 +210,7 @@ impl Backward<'_> {
         let regions = [activated, t.x_grad, activated_grad];
         match (pass.model.feed, pass.copying.and_then(|c| c.feed(pass.model, l))) {
             (Feed::Gelu, _) => {
-                // The sums for up's bias are made with the gradient that they are of.
+                // The sums for up's bias are computed together with the gradient that they sum.
                 let up_bias_grad = self.learning.gradients.up.bias(l);
                 let down = self.linear(l, |w| &w.down, regions);
                 let down = LinearGrad { before_gelu: Some(up), x_bias_grad: up_bias_grad, ..down };
@@ -233,8 +233,8 @@ impl Backward<'_> {
         device.emit(self.norm([f.mid(l), f.stats2.at(l)], first, None, Some((Projection::Out, l))))
     }
 
-    /// The gradients of SwiGLU and of the product behind it. SwiGLU's output, which the weight's gradient is made of, is
-    /// computed again, where it is, in the pass that has gate and up at hand.
+    /// The gradients of SwiGLU and of the down projection. Where SwiGLU's output, an operand of the weight's gradient,
+    /// is recomputed, that happens in the same pass over gate and up.
     fn gated(
         &self,
         device: &mut dyn Device,
@@ -262,8 +262,8 @@ impl Backward<'_> {
         self.adapter_grad(device, at, activated, out_grad)
     }
 
-    /// The same, and the gradients of the product before SwiGLU, where the weights' are made of copies. The gradients of gate
-    /// and up are copies only.
+    /// As [`Backward::gated`], with the gradients of gate and up's projection as well, where weight gradients are
+    /// computed from 8-bit copies. The gradients of gate and up exist as copies only.
     fn gated_by_copies(
         &self,
         device: &mut dyn Device,
@@ -297,14 +297,14 @@ impl Backward<'_> {
         Ok(())
     }
 
-    /// Attention's branch and norm₁; of parallel branches norm₂ as well.
+    /// The gradients of attention's branch and norm₁; with parallel branches, of norm₂ as well.
     fn attention(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let Backward { pass, training: t, micro, .. } = *self;
         let (model, f) = (pass.model, pass.forward);
         let (qkv, mixed) = (f.qkv.at(l), f.mixed.at(l));
         let qkv_grad = t.wide.reshaped(qkv.shape);
         let mut out = self.linear(l, |w| &w.out, [mixed, t.x_grad, t.mixed_grad]);
-        // Parallel branches end in the same sum, so their biases have the same gradient.
+        // The outputs of parallel branches are added to the same sum, so their biases have the same gradient.
         let same = self.learning.gradients.down.bias(l).zip(out.bias_grad).filter(|_| model.parallel());
         if let Some((from, to)) = same {
             device.emit(Carry { from, to })?;
@@ -364,7 +364,7 @@ impl Backward<'_> {
         }
         let first = self.affine(|w| &w.final_norm, 0, t.norm1_grad);
         let last = (Projection::Down, model.layers - 1);
-        // It is the first to write the residual stream's gradient.
+        // The final norm is the first to write the residual stream's gradient, so it does not add.
         let norm = self.norm([pass.input(model.layers), f.final_stats], first, None, Some(last));
         device.emit(NormGrad { add: false, ..norm })?;
         self.formed(device, Section::Behind)
@@ -379,7 +379,7 @@ impl Backward<'_> {
         if let Some(first) = t.first_grad {
             device.emit(Blend { x: t.x_grad, first, scalars: None })?;
         }
-        // Nothing of the embedding learns beside adapters.
+        // With adapters, nothing of the embedding learns.
         if pass.model.adapters().is_some() {
             return Ok(());
         }
@@ -393,10 +393,10 @@ impl Backward<'_> {
         else {
             return into_table(device, t.x_grad);
         };
-        // The head took the slot of the rows; they are looked up again.
+        // The head's gradient took the slot of the looked-up rows, so they are looked up again.
         device.emit(Embed { ids, table: w.embed, scales: None, out: low })?;
         let linear = LinearGrad::new([low, factor], t.x_grad, [low_grad, factor_grad]);
-        // Where a table is tied the head has begun the factor's gradient too.
+        // With a tied table, the head has already written to the factor's gradient.
         device.emit(LinearGrad { weight_grad: factor_grad.if_any(), accumulate: accumulate || tied, ..linear })?;
         into_table(device, low_grad)
     }

@@ -1,7 +1,8 @@
-//! The weights beside adapters, which are frozen and may be kept in fewer bits than products read.
+//! The frozen weights that adapters are added to. They may be stored in fewer bits than matrix multiplications read.
 //!
-//! Each is turned into its numbers right before the operation that reads it, forward and again backward, into one slot for
-//! all. So there are no products of another kind, and the slot is as large as the largest of them: mostly the head.
+//! Each such weight is expanded right before the operation that reads it, in the forward pass and again in the backward
+//! pass, into one slot that all weights share. So no other kind of matrix multiplication is needed, and the slot is as
+//! large as the largest of these weights: mostly the head.
 
 use super::Transformer;
 use super::copies::Projection;
@@ -12,32 +13,32 @@ use crate::memory::{Dtype, Ledger, Region, Role, Slot};
 use crate::model::Parameter;
 use crate::ops::{Dequantise, WeightScales};
 
-/// What the matrices and tables beside adapters are kept in.
+/// The type in which the frozen matrices and tables are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BaseType {
-    /// What products read.
+    /// The type that matrix multiplications read.
     #[default]
     Same,
-    /// bf16, where products read f32.
+    /// bf16, where matrix multiplications read f32.
     Bf16,
-    /// Integers of 8 bits with a scale a row.
+    /// Integers of 8 bits with a scale for each row.
     Int8,
 }
 
 impl Transformer {
-    /// The type of a weight of this parameter.
+    /// The type in which the weight of this parameter is stored.
     pub(super) fn weight_type(&self, p: &Parameter, profile: &dyn Profile) -> Dtype {
-        // Adapters are vectors in this.
+        // Adapters count as vectors here, so they are not stored in integers.
         let kept = profile.weights().map(Integer::dtype).or_else(|| self.reduced(profile));
         kept.filter(|_| p.in_integers()).unwrap_or(profile.dtype(Role::Weight))
     }
 
-    /// The integers that weights are kept in.
+    /// The integer type that weights are stored in, if any.
     pub(super) fn integers(&self, profile: &dyn Profile) -> Option<Integer> {
         profile.weights().or_else(|| Integer::of(self.reduced(profile)?))
     }
 
-    /// The type of the weights that no product reads as they are kept.
+    /// The stored type of the weights that must be expanded before they are read.
     fn reduced(&self, profile: &dyn Profile) -> Option<Dtype> {
         if profile.weights().is_some() {
             return None;
@@ -49,7 +50,7 @@ impl Transformer {
         }
     }
 
-    /// Lays the slot for the numbers of a weight, where there are any that are read that way.
+    /// Lays the slot for the expanded numbers of a weight, if any weight is read that way.
     pub(super) fn lay_numbers(&self, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Option<Region> {
         self.reduced(profile)?;
         let table = [self.vocabulary_rows(), self.rank.unwrap_or(self.d_model)];
@@ -63,8 +64,8 @@ impl Transformer {
 }
 
 impl Forward {
-    /// Makes `weight`, which has `scales` where it is in integers, what an operation reads: what is kept, or its numbers. Gives
-    /// the scales of what is read.
+    /// Makes `weight`, whose `scales` are given where it is in integers, readable by an operation: leaves it as it is,
+    /// or expands it and points `weight` to the numbers. Returns the scales of what is to be read.
     pub(super) fn readable(
         &self,
         device: &mut dyn Device,

@@ -1,11 +1,11 @@
-//! Copies in 8 bits for the products of the layers: E4M3 of weights and inputs, E5M2 of the outputs' gradients.
+//! Copies in 8 bits for the layers' matrix multiplications: E4M3 for weights and inputs, E5M2 for output gradients.
 //!
-//! Inputs and gradients are copied right before the product that reads them, into one slot for all layers: by the operation
-//! that writes them where that is an RMSNorm of one output, a SwiGLU or the gradient of one, else by a `Quantise`. The
-//! weights' copies last through a step, and are kept both ways round: forward sums over the inputs, backward over the
-//! outputs. A weight's gradient sums over the tokens, so it wants its factors transposed. That pays for the two widest
-//! products, on both sides of a SwiGLU, whose gradient writes most of what they want; the others' are of the tensors
-//! themselves.
+//! Inputs and gradients are copied right before the multiplication that reads them, into one slot for all layers: by
+//! the operation that writes them if that is an RMSNorm of one output, a SwiGLU or the gradient of one, otherwise by a
+//! `Quantise`. The weights' copies live through a step, in both orientations: the forward pass sums over the inputs,
+//! the backward pass over the outputs. A weight's gradient sums over the tokens, so it needs transposed operands. That
+//! pays for the two widest matrices, on both sides of a SwiGLU, whose gradient writes most of those operands; the other
+//! weight gradients read the tensors themselves.
 
 use super::Transformer;
 use super::regions::{Lasting, Training};
@@ -16,7 +16,7 @@ use crate::model::family::{MicroBatch, Products};
 use crate::ops::{Linear, LinearGrad, NormKind, Quantise, Quantised, QuantisedProduct, TransposedCopies};
 use crate::train::Ranks;
 
-/// A product of a layer.
+/// A projection of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Projection {
     Qkv,
@@ -30,25 +30,25 @@ impl Projection {
     const COUNT: u32 = Projection::ALL.len() as u32;
 }
 
-/// Where copies lie.
+/// The regions of the copies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Copies {
-    /// E4M3 [batch · seq_len, the widest input]: a product's input.
+    /// E4M3 [batch · seq_len, the widest input]: the input of a projection.
     input: Region,
-    /// E5M2 [batch · seq_len, the widest output]: the gradient of a product's output.
+    /// E5M2 [batch · seq_len, the widest output]: the gradient of a projection's output.
     out_grad: Region,
-    /// E4M3 [out, in] a layer, for each projection; and [in, out].
+    /// E4M3 [out, in] for each layer and projection; and the transposes, [in, out].
     weights: [[Stacked; 2]; 4],
-    /// What the weights' gradients on both sides of a SwiGLU sum over the tokens of.
+    /// The transposed operands of the weight gradients on both sides of a SwiGLU, which sum over the tokens.
     transposed: Option<Transposed>,
 }
 
-/// Copies whose rows are columns of tokens.
+/// Transposed copies, with one token in each column.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Transposed {
-    /// E4M3 [d_model or d_ff, batch · seq_len]: a product's input.
+    /// E4M3 [d_model or d_ff, batch · seq_len]: the input of a projection.
     input: Region,
-    /// E5M2 [d_model, batch · seq_len]: the gradient behind the feed-forward.
+    /// E5M2 [d_model, batch · seq_len]: the gradient of the feed-forward's output.
     down_grad: Region,
     /// E5M2 [2 d_ff, batch · seq_len]: the gradients of gate and up.
     up_grad: Region,
@@ -82,7 +82,7 @@ impl Copies {
     }
 }
 
-/// Lays the scaling of everything that is copied: of values, then of gradients.
+/// Lays the scaling of every tensor that is copied: first of values, then of gradients.
 pub(super) fn lay_scales(layers: u32, ranks: Ranks, ledger: &mut dyn Ledger) -> [Scales; 2] {
     [
         // Inputs, then weights.
@@ -91,13 +91,13 @@ pub(super) fn lay_scales(layers: u32, ranks: Ranks, ledger: &mut dyn Ledger) -> 
     ]
 }
 
-/// The copies of a step that makes them.
+/// The copies of a step that makes copies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Copying {
     copies: Copies,
     values: Scales,
     gradients: Scales,
-    /// Whether products read them; while the history fills they do not.
+    /// Whether matrix multiplications read the copies; they do not while the scales' history fills.
     used: bool,
 }
 
@@ -135,7 +135,7 @@ impl Copying {
         })
     }
 
-    /// A weight's copy, or its transposed one.
+    /// The copy of a weight, or its transposed copy.
     fn weight(&self, p: Projection, l: u32, transposed: bool) -> Quantised {
         let codes = self.copies.weights[p as usize][usize::from(transposed)].at(l);
         Quantised { codes, scaling: self.values.of(l, Projection::COUNT + p as u32) }
@@ -165,24 +165,25 @@ impl Copying {
 pub(super) struct FeedCopies {
     /// SwiGLU's output, [d_ff, tokens].
     pub activated: Quantised,
-    /// Its product's input, norm₂: [d_model, tokens]. The slot of `activated`.
+    /// Input of gate and up, norm₂'s output: [d_model, tokens]. Shares the slot of `activated`.
     pub norm2: Quantised,
-    /// The gradient behind the feed-forward, [d_model, tokens].
+    /// The gradient of the feed-forward's output, [d_model, tokens].
     pub down_grad: Quantised,
     /// The gradients of gate and up, [2 d_ff, tokens].
     pub up_grad: Quantised,
 }
 
 impl FeedCopies {
-    /// What SwiGLU's gradient makes of them.
+    /// The copies that SwiGLU's gradient writes.
     pub(super) const fn of_swiglu(&self) -> TransposedCopies {
         TransposedCopies { gate_up: self.up_grad.codes, out: self.activated }
     }
 }
 
 impl Transformer {
-    /// Whether the weights' gradients of a feed-forward are made of copies: SwiGLU's gradient makes them, then leaves no
-    /// gradients that a bias or adapters could be summed from, and the sum's length is a multiple of what products of copies take.
+    /// Whether the weight gradients of a feed-forward are computed from copies. SwiGLU's gradient writes the copies and
+    /// no other gradients, so no bias or adapter may need sums of those, and the number of tokens must be a multiple of
+    /// the grain of 8-bit matrix multiplications.
     fn weights_from_copies(&self, tokens: u32) -> bool {
         let others = self.bias.feed || self.adapters().is_some();
         self.feed.gated() && self.norms_copy() && !others && tokens.is_multiple_of(QuantisedProduct::GRAIN)
@@ -196,7 +197,7 @@ impl Transformer {
         }
     }
 
-    /// Whether the operation that writes a product's input copies it.
+    /// Whether the operation that writes a projection's input also copies it.
     pub(super) const fn input_is_copied(&self, p: Projection) -> bool {
         match p {
             Projection::Qkv | Projection::Up => self.norms_copy(),
@@ -205,7 +206,7 @@ impl Transformer {
         }
     }
 
-    /// Whether the operation that writes the gradient of a product's output copies it.
+    /// Whether the operation that writes the gradient of a projection's output also copies it.
     pub(super) const fn grad_is_copied(&self, p: Projection) -> bool {
         match p {
             Projection::Down | Projection::Out => self.norms_copy(),
@@ -214,17 +215,17 @@ impl Transformer {
         }
     }
 
-    /// What the operation that writes `x` copies, for the product of layer `l` that reads it.
+    /// The copy that the operation writing `x` makes for projection `p` of layer `l`, which reads `x`.
     pub(super) fn input_copy(&self, copying: Option<&Copying>, p: Projection, l: u32, x: Region) -> Option<Quantised> {
         copying.filter(|_| self.input_is_copied(p)).map(|c| c.input(p, l, x))
     }
 
-    /// The same of the gradient of a product's output.
+    /// The copy that the operation writing `x`, the gradient of the output of projection `p`, makes.
     pub(super) fn grad_copy(&self, copying: Option<&Copying>, p: Projection, l: u32, x: Region) -> Option<Quantised> {
         copying.filter(|_| self.grad_is_copied(p)).map(|c| c.out_grad(p, l, x))
     }
 
-    /// A product of layer `l`, by way of copies where there are any.
+    /// A projection of layer `l`, computed from copies where there are any.
     pub(super) fn project(
         &self,
         device: &mut dyn Device,
@@ -241,7 +242,7 @@ impl Transformer {
         device.emit(Linear { quantised: copying.used.then_some(product), ..linear })
     }
 
-    /// Its gradients.
+    /// The gradients of a projection of layer `l`, computed from copies where there are any.
     pub(super) fn project_grad(
         &self,
         device: &mut dyn Device,

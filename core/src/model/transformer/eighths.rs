@@ -1,5 +1,5 @@
-//! What layers keep in 8 bits for the backward pass: the forward pass copies it there before what it works with is lost, and
-//! the backward pass has the rounded numbers in the slot that all such layers share.
+//! Activations that layers save in 8 bits for the backward pass: the forward pass writes an 8-bit copy before the
+//! activation is overwritten, and the backward pass expands the copy into the slot that all such layers share.
 
 use super::forward::Pass;
 use super::regions::Forward;
@@ -14,20 +14,20 @@ use crate::model::{Activation, EightBits};
 #[cfg(feature = "compressed")]
 use crate::ops::{Compress, Expand};
 
-/// The residual stream: each layer's input, and the last one's output.
+/// The residual stream: each layer's input, and the last layer's output.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Stream {
     slots: Stacked,
-    /// The first layer's input, where it is kept for itself.
+    /// The first layer's input, where it has a slot of its own.
     #[cfg(feature = "compressed")]
     first: Option<Region>,
-    /// How many layers, from the first on, take turns in the slots of the two behind them.
+    /// The number of first layers that alternate between the slots of the two layers after them.
     #[cfg(feature = "compressed")]
     turning: u32,
 }
 
 impl Stream {
-    /// In these slots.
+    /// A stream in these slots.
     pub const fn new(slots: Stacked) -> Stream {
         Stream {
             slots,
@@ -38,7 +38,7 @@ impl Stream {
         }
     }
 
-    /// The input of layer `l`, as the forward pass has it.
+    /// The input of layer `l` in the forward pass.
     pub fn at(&self, l: u32) -> Region {
         #[cfg(feature = "compressed")]
         if l < self.turning {
@@ -47,7 +47,7 @@ impl Stream {
         self.kept(l)
     }
 
-    /// The same, as the backward pass has it.
+    /// The input of layer `l` in the backward pass.
     pub fn kept(&self, l: u32) -> Region {
         #[cfg(feature = "compressed")]
         if let Some(first) = self.own(l) {
@@ -62,10 +62,10 @@ impl Stream {
     }
 }
 
-/// Where it is kept.
+/// The regions of the 8-bit copies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Eighths {
-    /// [batch, seq_len, 2 d_ff] E4M3: gate and up, which a SwiGLU rounds; [batch, seq_len, d_ff] in blocks: up alone.
+    /// [batch, seq_len, 2 d_ff] E4M3: gate and up, rounded by SwiGLU; or [batch, seq_len, d_ff] in blocks: up alone.
     gate_up: Kept,
     /// [batch, seq_len, d_model] in blocks: layers' inputs.
     #[cfg(feature = "compressed")]
@@ -76,7 +76,7 @@ pub(super) struct Eighths {
 }
 
 impl Eighths {
-    /// What is kept of `kind` of layer `l`.
+    /// The 8-bit copy of `kind` in layer `l`, if there is one.
     pub fn at(&self, kind: EightBits, l: u32) -> Option<Region> {
         match kind {
             EightBits::GateUp => self.gate_up.at(l),
@@ -91,7 +91,7 @@ impl Eighths {
 }
 
 impl Transformer {
-    /// Whether a step can keep in 8 bits what it is to keep so.
+    /// Checks that a step can save in 8 bits the activations that it is configured to save so.
     pub(super) fn check_eighths(&self, micro: &MicroBatch) -> Result<(), ModelError> {
         for kind in micro.recompute.rounded() {
             let gated = kind == EightBits::GateUp && self.feed.gated();
@@ -116,20 +116,21 @@ impl Transformer {
         Ok(())
     }
 
-    /// Lays the residual stream. The first layer's input, where it is mixed into the others', stays as it is.
+    /// Lays the residual stream. Where the first layer's input is blended into the others, it is saved unrounded.
     pub(super) fn lay_stream(&self, all: &mut Activations<'_>, keep: Keep) -> Stream {
         let stream = Stream::new(all.lay("layers.x", keep.inputs(), self.d_model));
         #[cfg(feature = "compressed")]
         if let layers @ 1.. = keep.eight_bits(EightBits::Input) {
             let own = self.stream_scalars;
             let first = own.then(|| all.lay("layers.x_first", Slots::ONE, self.d_model).first);
-            // Of parallel branches a layer's output begins as the sum of its input and attention's: beside it.
+            // With parallel branches, a layer's output begins as the sum of the layer's input and attention's output,
+            // while the input is still read: the two need different slots.
             return Stream { first, turning: if self.parallel() { layers } else { 0 }, ..stream };
         }
         stream
     }
 
-    /// Lays what is kept in 8 bits.
+    /// Lays the 8-bit copies.
     pub(super) fn lay_eighths(&self, all: &mut Activations<'_>, keep: Keep) -> Eighths {
         let (name, dtype) = match self.feed {
             Feed::Gelu => ("layers.up8", Dtype::Moment8),
@@ -153,7 +154,8 @@ impl Transformer {
 }
 
 impl Forward {
-    /// Where what is kept in blocks of `kind` of layer `l` lies, and where the backward pass wants it.
+    /// The blocks that store `kind` of layer `l`, if it is stored in blocks, and the region that the backward pass
+    /// reads.
     #[cfg(feature = "compressed")]
     fn in_blocks(&self, kind: EightBits, l: u32) -> Option<(Region, Region)> {
         let codes = self.eighths.at(kind, l).filter(|codes| codes.dtype.is_coded())?;
@@ -167,7 +169,7 @@ impl Forward {
 }
 
 impl Pass<'_> {
-    /// Keeps `kind` of layer `l` in 8 bits, where that is wanted and in blocks.
+    /// Saves `kind` of layer `l` in blocks of 8 bits, where the step does so.
     #[cfg_attr(not(feature = "compressed"), allow(unused_variables, clippy::unused_self))]
     pub(super) fn keep(&self, device: &mut dyn Device, kind: EightBits, l: u32) -> Result<(), OperationError> {
         #[cfg(feature = "compressed")]
@@ -178,7 +180,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Makes of what layer `l` kept in blocks the numbers that its backward pass reads.
+    /// Expands the blocks that layer `l` saved into the regions that its backward pass reads.
     #[cfg_attr(not(feature = "compressed"), allow(unused_variables, clippy::unused_self))]
     pub(super) fn restore(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         #[cfg(feature = "compressed")]

@@ -1,4 +1,4 @@
-//! Gradients of what is kept in 8 bits, held against a backward pass whose kept numbers the test rounded itself.
+//! Gradients with activations saved in 8 bits, compared with a backward pass whose saved activations the test rounded.
 
 extern crate std;
 
@@ -42,14 +42,14 @@ const GATED: Transformer = Transformer {
     bias: Biases::NONE,
     ..SEQUENTIAL
 };
-/// The first layer's input is mixed into the others'.
+/// A model that blends the first layer's input into the others.
 const MIXED: Transformer = Transformer { stream_scalars: true, value_tables: 2, ..SEQUENTIAL };
 const MIXED_PARALLEL: Transformer = Transformer { stream_scalars: true, ..PARALLEL };
 const ADAPTED: Transformer = Transformer {
     adapters: Some(Adapters { rank: 3, alpha: 6.0, qkv: true, out: true, up: true, down: true, base: BaseType::Same }),
     ..GATED
 };
-/// Of sides that fp8 multiplies.
+/// A model whose dimensions fp8 can multiply.
 const COPIED: Transformer = Transformer {
     d_model: 32,
     heads: 4,
@@ -62,7 +62,7 @@ const COPIED: Transformer = Transformer {
     ..GATED
 };
 
-/// Rows of which no block of 128 is a multiple.
+/// A number of rows that is not a multiple of a block's 128.
 const MICRO: MicroBatch = MicroBatch {
     batch: 2,
     seq_len: 7,
@@ -94,7 +94,7 @@ impl Profile for Copying {
     }
 }
 
-/// Rounds regions when the forward pass has ended.
+/// A device that rounds regions when the forward pass ends.
 struct Rounding {
     device: Reference<'static>,
     rounded: Vec<(Region, bool)>,
@@ -122,8 +122,8 @@ impl Device for Rounding {
     }
 }
 
-/// The loss of a micro-batch, and the gradient of every parameter. What `rounded` would keep in 8 bits, of a step that keeps
-/// it as it is, the test rounds.
+/// The loss of a micro-batch, and the gradient of every parameter. In a step that saves no activation in 8 bits, the
+/// test rounds the activations that `rounded` would.
 fn gradients(model: &Transformer, micro: &MicroBatch, rounded: Recompute) -> (f32, Vec<f32>) {
     let profile: &dyn Profile = if micro.products == Products::Wide { &Single } else { &Copying };
     model.validate().unwrap();
@@ -135,7 +135,7 @@ fn gradients(model: &Transformer, micro: &MicroBatch, rounded: Recompute) -> (f3
     let lasting = model.lay_lasting(profile, Purpose::Training(Ranks::ALONE, optimizer), &mut layout);
     let training = model.lay_training(micro, profile, &mut layout);
     let bytes = layout.high_water().expect("a small model");
-    // NaN: what nobody wrote is not to be read.
+    // Storage filled with NaN, so that reading a value that was never written shows.
     let storage = vec![u64::MAX; bytes as usize / 8].leak();
     let mut arena = Arena::new(storage);
     let mut fill = |region: Region, value: &dyn Fn(u64) -> f32| {
@@ -181,7 +181,7 @@ fn bits((loss, gradients): &(f32, Vec<f32>)) -> (u32, Vec<u32>) {
     (loss.to_bits(), gradients.iter().map(|x| x.to_bits()).collect())
 }
 
-/// What is computed again beside each choice of what is kept in 8 bits, where both go together.
+/// The recomputations to combine with each choice of 8-bit activations, where they can be combined.
 fn beside(eighths: Recompute) -> impl Iterator<Item = Recompute> {
     let first = |kinds: &[Activation]| kinds.iter().fold(NONE, |set, kind| set.with(*kind));
     let sets = [
@@ -241,7 +241,7 @@ fn gradients_are_as_near_the_exact_ones_as_the_codes_are_to_numbers() {
             let (_, found) = gradients(&model, &MicroBatch { recompute, ..MICRO }, NONE);
             let off = norm(&mut found.iter().zip(&exact).map(|(a, b)| f64::from(*a) - f64::from(*b)));
             let off = off / norm(&mut exact.iter().map(|x| f64::from(*x)));
-            // Of normal numbers blocks are 0.6 % off, E4M3 2.6 %; each of four layers adds its own.
+            // For normal numbers blocks are off by 0.6 %, E4M3 by 2.6 %; each of four layers adds its own error.
             let code = if kind == EightBits::GateUp && model.feed.gated() { 0.026 } else { 0.006 };
             assert!(off > 0.0 && off < 4.0 * code, "{kind:?}: {off}");
         }
@@ -255,7 +255,7 @@ fn what_is_computed_again_of_exact_numbers_changes_no_bit_beside_rounded_ones() 
     let up8 = NONE.with_eight_bits(EightBits::GateUp, ALL);
     use Activation::{Activated, GateUp, Mid, Mixed, Norm1, Norm2, Qkv};
     for (kept, again) in [
-        // What follows from queries, keys and values, from mid and from gate and up, which are kept as they were.
+        // Recomputation from queries, keys and values, from mid, and from gate and up, which are saved unrounded.
         (X8, vec![Mixed]),
         (X8, vec![Norm2, GateUp, Activated]),
         (kinds(&[Norm1], X8), vec![Mixed, Norm2, Activated]),
@@ -267,7 +267,7 @@ fn what_is_computed_again_of_exact_numbers_changes_no_bit_beside_rounded_ones() 
         let of = |recompute| bits(&gradients(&SEQUENTIAL, &MicroBatch { recompute, ..MICRO }, NONE));
         assert!(of(kept) == of(kinds(&again, kept)), "{kept:?} {again:?}");
     }
-    // With every layer's norm and product again all follows from the rounded inputs.
+    // When every layer recomputes its norm and projection, everything follows from the rounded inputs.
     let of = |recompute| bits(&gradients(&SEQUENTIAL, &MicroBatch { recompute, ..MICRO }, NONE));
     assert!(of(kinds(&[Norm1], X8)) != of(X8));
 }
@@ -280,7 +280,7 @@ fn what_is_kept_takes_the_bytes_that_were_worked_out_by_hand() {
         model.lay_training(&MicroBatch { batch: 1, seq_len: 128, chunk: 8, recompute, ..MICRO }, &Half, &mut layout);
         layout.high_water().unwrap()
     };
-    // 128 tokens of bf16, and as many codes with a scale of four bytes for 128; regions end on lines of 256 bytes.
+    // 128 tokens in bf16, and as many codes, 128 of them with a scale of four bytes; regions end on lines of 256 bytes.
     let (wide, codes) = (
         |columns: u64| 128 * columns * 2,
         |layers: u64, columns: u64| (layers * 128 * columns / 128 * 132).next_multiple_of(256),
@@ -295,11 +295,11 @@ fn what_is_kept_takes_the_bytes_that_were_worked_out_by_hand() {
             let saved = bytes(model, set) - bytes(model, x8(set));
             assert_eq!(saved, layers * wide(768) - codes(layers, 768), "{count}");
         }
-        // The first layer's stays as it is.
+        // The first layer's input is saved unrounded.
         let saved = bytes(&mixed, NONE) - bytes(&mixed, x8(NONE));
         assert_eq!(saved, (layers - 1) * wide(768) - codes(layers - 1, 768), "{count}");
         let saved = |model, kind| bytes(model, NONE) - bytes(model, NONE.with_eight_bits(kind, count));
-        // With the scale of norm₂ where that is made again too, which is not here.
+        // If norm₂ were recomputed as well, the slots of its scale would also go; here it is not.
         assert_eq!(saved(&PUBLISHED, EightBits::Mid), layers * wide(768) - codes(layers, 768));
         assert_eq!(saved(&gelu, EightBits::GateUp), layers * wide(2048) - codes(layers, 2048));
         assert_eq!(saved(&PUBLISHED, EightBits::GateUp), layers * (wide(4096) - 128 * 4096));

@@ -20,13 +20,13 @@ use crate::optimizer::{self, Group, Learning, Room};
 use crate::train::Ranks;
 
 impl Transformer {
-    /// Lays what a forward pass reads and nothing else, as [`Family::lay_lasting`] does for decoding.
+    /// Lays only what a forward pass reads, as [`Family::lay_lasting`] does for decoding.
     pub fn lay_network(&self, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Network {
         let weights = self.parameters(&mut |p| ledger.region(p.slot("", Role::Weight, self.weight_type(p, profile))));
         self.lay_beside(weights, profile, ledger)
     }
 
-    /// Lays what belongs to `weights` that are laid: their scales, and the rotary table.
+    /// Lays the regions that `weights` need: their scales, and the rotary table.
     fn lay_beside(&self, weights: Weights, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Network {
         let integers = self.integers(profile).map(|integer| Integers::lay(self, integer, ledger));
         let init = Init::Rotary { base: self.rotary_base, scaling: self.rotary_scaling };
@@ -35,10 +35,10 @@ impl Transformer {
         Network { weights, integers, table: ledger.region(table).first }
     }
 
-    /// The logits after one more token: [`Family::decode`], of what a forward pass reads alone.
+    /// The logits after one more token: [`Family::decode`], for a network without other persistent regions.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Family::decode`].
     pub fn decode_with(
         &self,
         device: &mut dyn Device,
@@ -54,7 +54,7 @@ impl Transformer {
         self.head(device, network, forward, x, s.logits)
     }
 
-    /// What a training step needs of what was laid.
+    /// The training state among the persistent regions.
     fn learning<'a>(&self, lasting: &'a Lasting) -> Result<&'a Learning<Weights>, OperationError> {
         let missing = if lasting.network.integers.is_some() { OperationError::Untrainable } else { UNLEARNT };
         let learning = lasting.learning.as_ref().ok_or(missing)?;
@@ -63,7 +63,7 @@ impl Transformer {
     }
 }
 
-/// Why a group cannot be frozen.
+/// The reason why a group cannot be frozen.
 const LOGITS: &str =
     "the table that makes the logits always learns, which is the embedding where the head is tied to it";
 
@@ -101,7 +101,7 @@ impl Family for Transformer {
             Capability::Accumulation | Capability::Bf16Gradients | Capability::Attention => None,
             Capability::Integers | Capability::Averages | Capability::ReleasedGradients => None,
             Capability::Adapters | Capability::Documents | Capability::Samples => None,
-            // A chunk of logits makes room for the next one, so the gradient that they give is formed at once.
+            // The next chunk of logits overwrites this one, so the gradient from it is formed at once.
             Capability::Frozen(Group::Head) => Some(LOGITS),
             Capability::Frozen(Group::Embedding) if self.tied => Some(LOGITS),
             Capability::Frozen(Group::Matrix | Group::Embedding | Group::Synapse) => None,
@@ -121,7 +121,7 @@ impl Family for Transformer {
     }
 
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
-        // Weights in integers do not learn: a step finds nothing to train.
+        // Weights in integers do not learn: a training step is refused.
         let training = match purpose {
             Purpose::Training(ranks, optimizer) if profile.weights().is_none() => Some((ranks, optimizer)),
             _ => None,
@@ -142,12 +142,12 @@ impl Family for Transformer {
         let forward = self.lay_forward([batch, seq_len], Keep::of(recompute, self.layers), profile, ledger);
         let dtype = profile.dtype(Role::Work);
         let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, dtype, shape)).first;
-        // The head is done with its input when the first gradient of the residual stream is written.
+        // The head no longer needs its input when the first gradient of the residual stream is written.
         let x_grad = forward.final_out;
         let mixed = [1, batch, seq_len, self.mixed_width()];
         let slot = lay("grad.norm1_or_mixed", larger([1, batch, seq_len, self.d_model], mixed));
         let (norm1_grad, mixed_grad) = (slot.reshaped(x_grad.shape), slot.reshaped(mixed));
-        // And the last norm with the residual stream that it normalised.
+        // Nor does the last norm need the residual stream that it normalised.
         let norm2_grad = if self.parallel() { forward.x.at(self.layers) } else { norm1_grad };
         let first_grad = self.stream_scalars.then(|| lay("grad.first", x_grad.shape));
         let low_grad = self.rank.map(|rank| lay("grad.low", [1, batch, seq_len, rank]));

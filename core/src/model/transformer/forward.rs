@@ -1,4 +1,4 @@
-//! The forward pass, over sequences or of one token behind a cache.
+//! The forward pass, over sequences or for one token with a cache.
 
 use super::copies::{Copying, Projection};
 use super::integers;
@@ -13,26 +13,27 @@ use crate::ops::{
     Rotate, SwiGlu,
 };
 
-/// What queries look back on.
+/// The earlier tokens that queries see.
 #[derive(Clone, Copy)]
 pub(super) enum Past {
-    /// The tokens before them in their sequence.
+    /// The tokens before each query in its sequence.
     Sequence {
         /// Tokens of a sequence.
         seq_len: u32,
-        /// `[batch · seq_len]` u32: how many tokens of its document precede each, where only those are looked back on.
+        /// `[batch · seq_len]` u32: the number of tokens of its document before each token, where attention stays in
+        /// documents.
         offsets: Option<Region>,
     },
     /// The keys and values of earlier tokens.
     Cache {
-        /// [2, context, kv_heads · size] a layer.
+        /// [2, context, kv_heads · size] for each layer.
         cache: Stacked,
         /// `[1]` u32: the token's position.
         cursor: Region,
     },
 }
 
-/// A forward pass, and where it finds and leaves everything.
+/// A forward pass and its regions.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub model: &'a Transformer,
@@ -42,16 +43,16 @@ pub(super) struct Pass<'a> {
     pub pattern: Pattern,
     /// `[batch · seq_len]` u32: the tokens.
     pub ids: Region,
-    /// The copies that products read, in a step that makes them.
+    /// The 8-bit copies for matrix multiplications, in a step that makes them.
     pub copying: Option<&'a Copying>,
-    /// What a training step drops.
+    /// The dropout masks of a training step.
     pub masks: Option<Masks>,
-    /// Whether it computes again for the backward pass, which has layers' inputs where they are kept.
+    /// Whether this pass recomputes for the backward pass, which reads the layers' inputs where they are saved.
     pub again: bool,
 }
 
 impl Pass<'_> {
-    /// Everything up to the head's input, which it gives back.
+    /// Runs everything up to the head's input, and returns that.
     pub fn run(&self, device: &mut dyn Device) -> Result<Region, OperationError> {
         self.embed(device)?;
         for l in 0..self.model.layers {
@@ -90,7 +91,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The embedding into what layer `l` has left, where it is mixed.
+    /// Blends the embedding into the output of layer `l`, where the model does so.
     fn blend(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (scalars, f) = (self.network.weights.scalars, self.forward);
         match scalars.zip(f.first) {
@@ -99,17 +100,17 @@ impl Pass<'_> {
         }
     }
 
-    /// Drops of `x`, or of its gradient, where the step drops any.
+    /// Applies dropout to `x`, or to its gradient, where the step drops any.
     pub fn mask(&self, device: &mut dyn Device, which: Masked, x: Region) -> Result<(), OperationError> {
         self.masks.map_or(Ok(()), |masks| device.emit(masks.of(which, x)))
     }
 
-    /// The copy that a norm makes of what it writes for `p`. Where the step drops, [`Pass::behind_norm`] makes it.
+    /// The copy that a norm makes of its output for `p`. With dropout, [`Pass::behind_norm`] makes the copy instead.
     fn norm_copy(&self, p: Projection, l: u32, out: Region) -> Option<Quantised> {
         if self.masks.is_some() { None } else { self.model.input_copy(self.copying, p, l, out) }
     }
 
-    /// Drops of what a norm wrote, the first of which is the input of `copied`, and copies that.
+    /// Applies dropout to the outputs of a norm. The first of them is the input of `copied`, for which it makes a copy.
     fn behind_norm(
         &self,
         device: &mut dyn Device,
@@ -124,14 +125,14 @@ impl Pass<'_> {
         }
     }
 
-    /// The input of layer `l`, and the output of the one before.
-    // A chip has it once.
+    /// The input of layer `l`, which is the output of layer `l` − 1.
+    // Not inlined, so that a chip has its code once.
     #[inline(never)]
     pub fn input(&self, l: u32) -> Region {
         if self.again { self.forward.x.kept(l) } else { self.forward.x.at(l) }
     }
 
-    /// norm₁; of parallel branches both norms at once, since they are of the same x.
+    /// norm₁; with parallel branches both norms at once, since both read the same x.
     fn norm1(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
         let out = f.norm1.at(l);
@@ -148,7 +149,7 @@ impl Pass<'_> {
         self.behind_norm(device, [Some((Masked::Norm1(l), out)), second], Some((Projection::Qkv, l)))
     }
 
-    /// norm₂ of what attention was added to.
+    /// norm₂ of the residual stream after attention.
     fn norm2(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
         if model.parallel() {
@@ -167,7 +168,7 @@ impl Pass<'_> {
         self.behind_norm(device, [Some((Masked::Norm2(l), out)), None], Some((Projection::Up, l)))
     }
 
-    /// Queries, keys and values. Behind a cache attention rotates them itself.
+    /// Queries, keys and values. With a cache, attention itself rotates them.
     fn queries(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
         let qkv = f.qkv.at(l);
@@ -185,7 +186,7 @@ impl Pass<'_> {
         }
     }
 
-    /// What attention makes of them.
+    /// Attention over queries, keys and values.
     fn attend(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (model, f, pattern) = (self.model, self.forward, self.pattern);
         let (qkv, out) = (f.qkv.at(l), f.mixed.at(l));
@@ -201,7 +202,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A product of a layer by its weight, by way of copies or codes where there are any.
+    /// A projection of a layer without adapters, computed from 8-bit copies or integer codes where there are any.
     pub(super) fn project_alone(
         &self,
         device: &mut dyn Device,
@@ -216,7 +217,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds `residual` to a product of layer `l`; in place where it is the product's own slot.
+    /// Adds `residual` to a projection of layer `l`; in place where it is the projection's own output slot.
     fn add(
         &self,
         device: &mut dyn Device,
@@ -228,14 +229,14 @@ impl Pass<'_> {
         self.project(device, product, Linear { epilogue, ..linear })
     }
 
-    /// Attention's branch into the residual stream.
+    /// Attention's output projection, added to the residual stream.
     fn mix(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (w, f) = (&self.network.weights.out, self.forward);
         let linear = Linear::new(f.mixed.at(l), w.weight.at(l), w.bias(l), f.mid(l));
         self.add(device, (Projection::Out, l), linear, self.input(l))
     }
 
-    /// The feed-forward's first product, with its GELU.
+    /// The feed-forward's first matrix, with its GELU.
     fn expand(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (model, w, f) = (self.model, &self.network.weights.up, self.forward);
         let epilogue = match model.feed {
@@ -246,7 +247,7 @@ impl Pass<'_> {
         self.project(device, (Projection::Up, l), Linear { epilogue, ..linear })
     }
 
-    /// The feed-forward's activation, where the product did not make it.
+    /// The feed-forward's activation, where the matrix multiplication did not compute it.
     fn activate(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (gate_up, out) = (self.forward.up.at(l), self.forward.activated.at(l));
         let copy = self.model.input_copy(self.copying, Projection::Down, l, out);
@@ -258,14 +259,14 @@ impl Pass<'_> {
         }
     }
 
-    /// The feed-forward's branch into the residual stream.
+    /// The feed-forward's second matrix, added to the residual stream.
     fn contract(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (w, f) = (&self.network.weights.down, self.forward);
         let linear = Linear::new(f.activated.at(l), w.weight.at(l), w.bias(l), self.input(l + 1));
         self.add(device, (Projection::Down, l), linear, f.mid(l))
     }
 
-    /// The final norm, and of it what the vocabulary's rows are multiplied with.
+    /// The final norm, and its projection to the operand of the vocabulary table where the embedding is factorised.
     fn finish(&self, device: &mut dyn Device) -> Result<Region, OperationError> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
         device.emit(Norm {
@@ -283,17 +284,17 @@ impl Pass<'_> {
         Ok(low)
     }
 
-    /// Whether an activation of layer `l` is to be computed again. The last layer's are still there.
+    /// Whether `activation` of layer `l` must be recomputed. The last layer's activations still exist.
     pub fn rebuilds(&self, again: Recompute, activation: Activation, l: u32) -> bool {
         l < u32::from(again.layers(activation)) && l + 1 < self.model.layers
     }
 
-    /// Rebuilds what layer `l`'s shared slots lost to later layers, in the order of the forward pass, but for SwiGLU's
-    /// output.
+    /// Recomputes the contents of layer `l`'s shared slots that later layers overwrote, in the order of the forward
+    /// pass, except SwiGLU's output.
     pub fn rebuild(&self, device: &mut dyn Device, again: Recompute, l: u32) -> Result<(), OperationError> {
         let (parallel, again) = (self.model.parallel(), |a| self.rebuilds(again, a, l));
         let (qkv, up) = (again(Activation::Qkv), again(Activation::GateUp));
-        // Copies are for a product that follows.
+        // Copies are made only for a matrix multiplication that follows.
         let reading = |read: bool| Pass { copying: self.copying.filter(|_| read), ..*self };
         if parallel {
             self.parallel_norms(device, l, again(Activation::Norm1), again(Activation::Norm2))?;
@@ -321,15 +322,15 @@ impl Pass<'_> {
         }
         match self.model.feed {
             _ if !again(Activation::Activated) => Ok(()),
-            // The product made it.
+            // The matrix multiplication already computed it.
             Feed::Gelu if up => Ok(()),
             Feed::Gelu => device.emit(Gelu { x: self.forward.up.at(l), out: self.forward.activated.at(l) }),
-            // Its gradient makes it beside its own.
+            // SwiGLU's gradient recomputes it.
             Feed::SwiGlu => Ok(()),
         }
     }
 
-    /// Those of the norms of parallel branches that are computed again.
+    /// Recomputes those norms of parallel branches that are not saved.
     fn parallel_norms(&self, device: &mut dyn Device, l: u32, first: bool, second: bool) -> Result<(), OperationError> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
         let (norm1, norm2) = (w.norm1.affine(l, f.norm1.at(l)), w.norm2.affine(l, f.norm2.at(l)));
@@ -344,7 +345,7 @@ impl Pass<'_> {
         self.behind_norm(device, masked.map(|(again, which, x)| again.then_some((which, x))), None)
     }
 
-    /// Copies the kept input of a product that is computed again, where the operation that wrote it had copied it.
+    /// Copies the saved input of a projection that is recomputed, if the operation that wrote the input had copied it.
     fn copy(&self, device: &mut dyn Device, p: Projection, l: u32, x: Region) -> Result<(), OperationError> {
         match self.model.input_copy(self.copying, p, l, x) {
             Some(out) => device.emit(Quantise::new(x, out)),

@@ -1,8 +1,8 @@
-//! Weights in integers: their scales, and products by way of codes of their inputs.
+//! Weights in integers: their scales, and matrix multiplications that also quantise their inputs.
 //!
-//! An input is turned into codes right before the product that reads it, into one slot for all of them. The embedding's
-//! rows and the factor that the head's input goes through are read as the numbers that their codes stand for: a factor's
-//! scales are its inputs' there, so no sum of codes has a scale of its own.
+//! An input is quantised right before the matrix multiplication that reads it, into one slot for all inputs. The
+//! embedding's rows and the factor that the head's input is multiplied by are dequantised instead: there a factor's
+//! scales run along the dimension that is summed over, so a sum of codes would have no single scale.
 
 use super::Transformer;
 use super::copies::Projection;
@@ -14,12 +14,12 @@ use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
 use crate::model::Parameters as _;
 use crate::ops::{IntegerProduct, Linear, QuantiseRows, WeightScales};
 
-/// The integers of a model's weights.
+/// The integer format of a model's weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Integers {
-    /// What the weights are kept in.
+    /// The integer type of the weights.
     pub integer: Integer,
-    /// The scales of each; nothing of norms and biases.
+    /// The scales of each weight; norms and biases have none.
     pub scales: Weights,
 }
 
@@ -33,13 +33,13 @@ impl Integers {
         Integers { integer, scales }
     }
 
-    /// Those of a weight.
+    /// The scales of a weight.
     fn of(&self, kind: Kind, weight: &Region, scales: Region) -> WeightScales {
         WeightScales::new(weight, scales, self.integer.group(kind, weight.columns()))
     }
 }
 
-/// A product's input in integers.
+/// The quantised input of a matrix multiplication.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Codes {
     /// [batch · seq_len, the widest input] i8.
@@ -49,7 +49,7 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    /// Lays them where `profile` has weights in integers.
+    /// Lays these regions where `profile` has weights in integers.
     pub(super) fn lay(
         model: &Transformer,
         tokens: u32,
@@ -63,7 +63,7 @@ impl Codes {
         Some(Codes { codes: lay("input.codes", Dtype::I8, widest), scales: lay("input.scales", Dtype::F32, 1) })
     }
 
-    /// Turns `x` into codes; gives them and their scales.
+    /// Quantises `x`; returns its codes and their scales.
     pub(super) fn make(&self, device: &mut dyn Device, x: Region) -> Result<(Region, Region), OperationError> {
         let codes = self.codes.reshaped(x.shape);
         let scales = self.scales.reshaped([1, 1, x.rows(), 1]);
@@ -92,26 +92,26 @@ impl Network {
         Some(integers.of(Kind::Table, &self.weights.embed, integers.scales.embed))
     }
 
-    /// Those of a value table.
+    /// The scales of a value table.
     pub(super) fn value_scales(&self, table: u32) -> Option<WeightScales> {
         let (integers, weights) = (self.integers.as_ref()?, self.weights.values?);
         Some(integers.of(Kind::Table, &weights.tables.first, integers.scales.values?.tables.at(table)))
     }
 
-    /// The head's.
+    /// The scales of the head.
     pub(super) fn head_scales(&self) -> Option<WeightScales> {
         let integers = self.integers.as_ref()?;
         Some(integers.of(Kind::Table, &self.weights.head(), integers.scales.head()))
     }
 
-    /// Those of the embedding's factor.
+    /// The scales of the embedding's factor.
     pub(super) fn factor_scales(&self) -> Option<WeightScales> {
         let integers = self.integers.as_ref()?;
         Some(integers.of(Kind::Matrix, &self.weights.factor?, integers.scales.factor?))
     }
 }
 
-/// `linear`, whose weight has `scales`, by way of `codes` of its input. Without any it stays what it is.
+/// Multiplies as `linear`, whose weight has `scales`, with `codes` of its input. Without scales it runs `linear` as is.
 pub(super) fn multiply(
     device: &mut dyn Device,
     linear: Linear,
@@ -126,7 +126,7 @@ pub(super) fn multiply(
     device.emit(Linear { x, integer: Some(IntegerProduct { x_scales: Some(scales), weight }), ..linear })
 }
 
-/// A product with the embedding's factor.
+/// A matrix multiplication with the embedding's factor.
 pub(super) fn factor(
     device: &mut dyn Device,
     network: &Network,

@@ -1,24 +1,25 @@
-//! Dropout. A training step drops numbers of the embedding, and of what the norms of each layer give to its branches: the
-//! inputs of queries, keys and values and of the feed-forward. There nothing is fused with a sum that must stay whole, and the
-//! backward pass drops of the gradients in the same places and reads what was dropped where it needs inputs. GPT-2 drops of
-//! the embedding and of the branches' outputs, which would have to be kept apart from the residual stream.
+//! Dropout. A training step drops elements of the embedding and of the outputs of each layer's norms, which are the
+//! inputs of queries, keys and values and of the feed-forward. No operation there is fused with a sum that must remain
+//! exact, and the backward pass applies the same masks to the gradients and reads the dropped inputs. GPT-2 instead
+//! drops elements of the embedding and of the branches' outputs, which would then have to be stored apart from the
+//! residual stream.
 
 use crate::memory::Region;
 use crate::ops::{Chance, Dropout};
 
-/// A tensor that is masked, its gradient by the same mask.
+/// A tensor that is masked; the same mask applies to its gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Masked {
     /// The first layer's input.
     Embedding,
-    /// What norm₁ of a layer gives.
+    /// The output of norm₁ of a layer.
     Norm1(u32),
-    /// What norm₂ of a layer gives.
+    /// The output of norm₂ of a layer.
     Norm2(u32),
 }
 
 impl Masked {
-    /// Its number among the masks of a step.
+    /// The mask's number within a step.
     const fn place(self) -> u32 {
         match self {
             Masked::Embedding => 0,
@@ -37,7 +38,7 @@ pub(super) struct Masks {
 }
 
 impl Masks {
-    /// Drops of `x`, which is this tensor or its gradient.
+    /// The dropout of `x`, which is this tensor or its gradient.
     pub const fn of(&self, which: Masked, x: Region) -> Dropout {
         Dropout { x, key: self.key, place: which.place(), chance: self.chance }
     }

@@ -1,9 +1,10 @@
-//! A transformer as a description: Pythia, Llama and Yxanul are values of it, and so is every mixture of what they have.
+//! The transformer family as a configuration: Pythia, Llama and Yxanul are values of it, as is every mix of their
+//! parts.
 //!
-//! A layer adds attention and a feed-forward to the residual stream, each behind a norm of its own: one after the other
-//! (`m = x + attention(norm₁ x)`, `x ← m + feed(norm₂ m)`) or side by side (`x ← x + attention(norm₁ x) + feed(norm₂ x)`).
-//! A final norm makes h. With a rank r the embedding is `E[id] · Pᵀ` and the logits are `(h · P) · Eᵀ` (Lan et al. 2020);
-//! without one the logits are h times the embedding, or times a table of the head's own.
+//! A layer adds attention and a feed-forward to the residual stream, each after a norm of its own: sequentially (`m = x
+//! + attention(norm₁ x)`, `x ← m + feed(norm₂ m)`) or in parallel (`x ← x + attention(norm₁ x) + feed(norm₂ x)`). A
+//! final norm gives h. With a rank r the embedding is `E[id] · Pᵀ` and the logits are `(h · P) · Eᵀ` (Lan et al. 2020);
+//! without one the logits are h times the embedding, or times a separate table of the head.
 
 mod adapters;
 mod backward;
@@ -41,21 +42,22 @@ use crate::ops::{AddValues, Heads, Linear, NormKind, QkNorm, Rotary, RotaryScali
 pub enum Residual {
     /// One after the other.
     Sequential,
-    /// Both of the layer's input.
+    /// Both branches read the layer's input.
     Parallel,
 }
 
-/// How first values are drawn.
+/// How initial values are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirstValues {
-    /// As the models were published whose names the tensors have: see [`Dialect`].
+    /// As in the published models that the dialect is named after: see [`Dialect`].
     Published,
-    /// What is added to the residual stream begins at 0, so that every layer begins as the identity, and so does an untied head.
-    /// An untied embedding has deviation 1, every other matrix 0.58 / √d_model (as in modded-nanogpt, Jordan et al. 2024).
+    /// Matrices whose output is added to the residual stream begin at 0, so every layer begins as the identity; an
+    /// untied head begins at 0 too. An untied embedding has deviation 1, every other matrix 0.58 / √d_model (as in
+    /// modded-nanogpt, Jordan et al. 2024).
     ZeroOutputs,
 }
 
-/// What a feed-forward does.
+/// The function of a feed-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feed {
     /// `down(gelu(up n))`.
@@ -65,7 +67,7 @@ pub enum Feed {
 }
 
 impl Feed {
-    /// Whether its first product is gate and up.
+    /// Whether its first matrix is gate and up.
     pub const fn gated(self) -> bool {
         match self {
             Feed::Gelu => false,
@@ -77,11 +79,11 @@ impl Feed {
 /// Which linear layers of a block have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Biases {
-    /// Those that make queries, keys and values.
+    /// The biases of queries, keys and values.
     pub qkv: bool,
-    /// The one behind attention.
+    /// The bias of attention's output projection.
     pub out: bool,
-    /// The feed-forward's.
+    /// The feed-forward's biases.
     pub feed: bool,
 }
 
@@ -90,15 +92,15 @@ impl Biases {
     pub const NONE: Biases = Biases { qkv: false, out: false, feed: false };
     /// Every layer.
     pub const ALL: Biases = Biases { qkv: true, out: true, feed: true };
-    /// Those before and behind attention.
+    /// The biases of queries, keys and values, and of attention's output.
     pub const ATTENTION: Biases = Biases { feed: false, ..Biases::ALL };
-    /// Those that make queries, keys and values.
+    /// The biases of queries, keys and values.
     pub const QKV: Biases = Biases { qkv: true, ..Biases::NONE };
     /// The feed-forward's.
     pub const FEED: Biases = Biases { feed: true, ..Biases::NONE };
 }
 
-/// A transformer's sizes and parts. All are free; the published ones are presets of the host.
+/// A transformer's sizes and parts. All can be chosen freely; the published models are presets of the host.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Transformer {
     /// Layers.
@@ -109,24 +111,24 @@ pub struct Transformer {
     pub heads: u32,
     /// Key and value heads; they divide the query heads.
     pub kv_heads: u32,
-    /// Elements of a head; mostly the width by the query heads.
+    /// Elements of a head; mostly the width divided by the number of query heads.
     pub head_size: u32,
     /// Width of the feed-forward.
     pub d_ff: u32,
     /// Token ids. In memory they are padded to a multiple of [`Transformer::VOCABULARY_GRAIN`] rows.
     pub vocab_size: u32,
-    /// The most positions.
+    /// The largest number of positions.
     pub context: u32,
     /// Columns of E where the embedding is factorised.
     pub rank: Option<u32>,
-    /// Whether the head uses the embedding's table. A factorised one does.
+    /// Whether the head uses the embedding's table. With a factorised embedding it does.
     pub tied: bool,
     /// LayerNorm, with gain and bias, or RMSNorm, with a gain.
     pub norm: NormKind,
-    /// Whether the gains and biases of norms learn, those of queries and keys too. Where they do not, gains stay 1 and biases
-    /// 0: norms without any.
+    /// Whether the gains and biases of norms learn, including those of queries and keys. Where they do not, gains stay
+    /// 1 and biases 0, as in norms without parameters.
     pub norm_gains: bool,
-    /// How a layer's two branches are added.
+    /// How a layer's two branches are added to the residual stream.
     pub residual: Residual,
     /// What the feed-forward does.
     pub feed: Feed,
@@ -135,28 +137,27 @@ pub struct Transformer {
     /// Whether each query and key head is normalised before it is rotated (Henry et al. 2020): RMSNorm, with a gain that
     /// all query heads of a layer share, and one of all key heads.
     pub qk_norm: bool,
-    /// Tables of value embeddings: layer l adds the token's row of table l mod so many to its values, by a learnt gain (Jordan
-    /// et al. 2024); 0 for none.
+    /// The number of tables of value embeddings: layer l adds the token's row of table l mod this number to its values,
+    /// scaled by a learnt gain (Jordan et al. 2024); 0 for none.
     pub value_tables: u32,
-    /// Whether the embedding is mixed into the residual stream behind every layer, by two learnt scalars: see [`Blend`].
-    ///
-    /// [`Blend`]: crate::ops::Blend
+    /// Whether the embedding is blended into the residual stream after every layer, by two learnt scalars: see
+    /// [`Blend`](crate::ops::Blend).
     pub stream_scalars: bool,
-    /// C of `C · tanh(z / C)`, which the logits become (Gemma 2, Google 2024); 0 where they stay what they are.
+    /// C of `C · tanh(z / C)`, which caps the logits (Gemma 2, Google 2024); 0 for no cap.
     pub softcap: f32,
     /// Rotated dims of each head; even.
     pub rotary_dims: u32,
     /// Base of the rotary wavelengths.
     pub rotary_base: f32,
-    /// How they are stretched.
+    /// How the rotary wavelengths are stretched.
     pub rotary_scaling: RotaryScaling,
     /// Added to the variance, or mean square, in norms.
     pub norm_eps: f32,
-    /// How tensors are named, and the first values that were published with it.
+    /// The names of the tensors, and the initial values published with them.
     pub dialect: Dialect,
-    /// How first values are drawn.
+    /// How initial values are drawn.
     pub first: FirstValues,
-    /// What learns in the place of everything else, where that is frozen: see [`Adapters`].
+    /// Adapters, which learn while everything else is frozen: see [`Adapters`].
     pub adapters: Option<Adapters>,
 }
 
@@ -190,7 +191,8 @@ impl Transformer {
         first: FirstValues::Published,
         adapters: None,
     };
-    /// The parts of a Llama (Touvron et al. 2023) whose embedding is tied, without sizes. A Yxanul has a rank besides.
+    /// The parts of a Llama (Touvron et al. 2023) with a tied embedding, without sizes. A Yxanul has a rank in
+    /// addition.
     pub const LLAMA: Transformer = Transformer {
         tied: true,
         norm: NormKind::Rms,
@@ -208,7 +210,7 @@ impl Transformer {
         self.vocab_size.next_multiple_of(Self::VOCABULARY_GRAIN)
     }
 
-    /// Whether every query has a key of its own, and a projection's rows are laid as GPT-NeoX lays them.
+    /// Whether every query has a key of its own, and a projection's rows are ordered as in GPT-NeoX.
     const fn interleaved(&self) -> bool {
         let by_head = match self.dialect {
             Dialect::GptNeox => true,
@@ -217,7 +219,7 @@ impl Transformer {
         by_head && self.heads == self.kv_heads
     }
 
-    /// Where queries, keys and values lie in the rows of their one projection.
+    /// The order of queries, keys and values in the rows of their one projection.
     pub const fn attention_heads(&self) -> Heads {
         match self.interleaved() {
             true => Heads::interleaved(self.heads, self.head_size),
@@ -230,24 +232,25 @@ impl Transformer {
         self.attention_heads().width()
     }
 
-    /// Columns of what attention makes.
+    /// Columns of attention's output.
     const fn mixed_width(&self) -> u32 {
         self.attention_heads().out_width()
     }
 
-    /// Columns of what the feed-forward makes first: gate and up, or up alone.
+    /// Columns of the feed-forward's first output: gate and up, or up alone.
     const fn up_width(&self) -> u32 {
         if self.feed.gated() { 2 * self.d_ff } else { self.d_ff }
     }
 
-    /// The norm of queries and keys of layer `l`, where there is one; `keep` is where the backward pass finds its input.
+    /// The norm of queries and keys of layer `l`, if there is one; `keep` has the regions that save its input for the
+    /// backward pass.
     fn qk_norm(&self, weights: &Weights, l: u32, qkv: Region, keep: Option<QkInput>) -> Option<QkNorm> {
         let [query_gain, key_gain] = weights.qk_norm?.map(|gain| gain.at(l));
         let (raw, stats) = (keep.map(|k| k.raw.at(l)), keep.map(|k| k.stats.at(l)));
         Some(QkNorm { qkv, raw, stats, query_gain, key_gain, eps: self.norm_eps, heads: self.attention_heads() })
     }
 
-    /// The rows of a value table that layer `l` adds, where there is one.
+    /// The addition of layer `l`'s value table to the values, if there are value tables.
     fn add_values(&self, network: &Network, l: u32, ids: Region, qkv: Region) -> Option<AddValues> {
         let (ValueTables { tables, gain }, heads) = (network.weights.values?, self.attention_heads());
         let table = l % self.value_tables.max(1);
@@ -255,7 +258,7 @@ impl Transformer {
         Some(AddValues { ids, table: tables.at(table), scales, gain: gain.at(l), qkv, heads })
     }
 
-    /// The rotation of rows that count positions from 0 again after `positions` of them.
+    /// The rotation of rows whose positions start again at 0 after every `positions` rows.
     const fn rotary(&self, table: Region, positions: u32) -> Rotary {
         Rotary { table, heads: self.attention_heads(), positions }
     }
@@ -268,7 +271,7 @@ impl Transformer {
         }
     }
 
-    /// Numbers of a norm's statistics: mean and reciprocal deviation, or the scale alone.
+    /// The number of a norm's statistics: mean and reciprocal deviation, or the scale alone.
     const fn statistics(&self) -> u32 {
         match self.norm {
             NormKind::Layer => 2,
@@ -276,7 +279,7 @@ impl Transformer {
         }
     }
 
-    /// Logits of rows `x`, of the vocabulary's rows that are ids.
+    /// The logits of rows `x`, for the vocabulary's rows that are token ids.
     fn head(
         &self,
         device: &mut dyn Device,
@@ -288,7 +291,7 @@ impl Transformer {
         let mut weight = network.weights.head();
         let scales = forward.readable(device, &mut weight, network.head_scales())?;
         let rows = match scales {
-            // The last one's pair is whole.
+            // Includes the whole pair of the last row.
             Some(scales) if self.vocab_size < scales.paired => self.vocab_size.next_multiple_of(2),
             _ => self.vocab_size,
         };
@@ -344,7 +347,7 @@ impl Transformer {
                 None => Ok(()),
             };
         };
-        // Of a projection of three parts they are as wide as all of these.
+        // The low-rank values of a projection of three parts are three ranks wide.
         check_sizes(&[("lora_rank", rank), ("3 * lora_rank", rank.saturating_mul(3))])?;
         check_constants(&[("lora_alpha", alpha, Must::Positive)])?;
         if !(qkv || out || up || down) {
@@ -382,7 +385,7 @@ impl Transformer {
         let [d, ff, layers, vocabulary] = [self.d_model, self.d_ff, self.layers, self.vocab_size].map(u64::from);
         let [qkv, mixed, up] = [self.qkv_width(), self.mixed_width(), self.up_width()].map(u64::from);
         let layer = count(&[d, qkv + mixed + up + ff]);
-        // P is used twice, at both ends; without it the embedding is looked up and not multiplied with.
+        // P is used twice, at both ends; without it the embedding is looked up and not multiplied.
         let ends = match self.rank.map(u64::from) {
             Some(rank) => count(&[rank, vocabulary + 2 * d]),
             None => count(&[vocabulary, d]),

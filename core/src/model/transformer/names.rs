@@ -1,12 +1,12 @@
-//! What tensors are called, as `transformers` calls them where it has such a tensor.
+//! The names of tensors, as in `transformers` where it has such a tensor.
 
-/// A system's names, with the first values that go with them.
+/// A system's tensor names, with the initial values that go with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// GPT-NeoX. First values have a deviation of √(2 / 5 d), those of what is added to the residual stream of
-    /// 2 / (layers · √d) (Nguyen and Salazar 2019; Wang and Komatsuzaki 2021).
+    /// GPT-NeoX. Initial values have a deviation of √(2 / 5 d), those of matrices whose output is added to the residual
+    /// stream 2 / (layers · √d) (Nguyen and Salazar 2019; Wang and Komatsuzaki 2021).
     GptNeox,
-    /// Llama. 0.02, and 0.02 / √(2 · layers) (Radford et al. 2019).
+    /// Llama. The deviations are 0.02 and 0.02 / √(2 · layers) (Radford et al. 2019).
     Llama,
 }
 
@@ -20,7 +20,7 @@ pub(super) type Dense = [&'static str; 4];
 pub(super) struct Names {
     pub embed: &'static str,
     pub factors: [&'static str; 2],
-    /// One tensor of all heads; a dialect that has none takes three.
+    /// One tensor of all heads; a dialect without it uses three tensors.
     pub fused: Dense,
     pub qkv: Dense,
     /// The gains of queries and of keys.
@@ -38,14 +38,14 @@ pub(super) struct Names {
     pub final_norm: Pair,
 }
 
-/// Names of weight and bias that begin alike.
+/// Names of weight and bias with a common stem.
 macro_rules! pair {
     ($stem:literal) => {
         [concat!($stem, ".weight"), concat!($stem, ".bias")]
     };
 }
 
-/// The same, and those of adapters, as PEFT calls them.
+/// The names of weight and bias, and those of adapters as in PEFT.
 macro_rules! dense {
     ($stem:literal) => {
         [
@@ -103,7 +103,7 @@ impl Dialect {
         }
     }
 
-    /// Deviations of first values: of most matrices, and of those whose product is added to the residual stream.
+    /// Deviations of initial values: of most matrices, and of those whose output is added to the residual stream.
     pub(super) fn deviations(self, d_model: u32, layers: u32) -> [f32; 2] {
         let (width, layers) = (libm::sqrtf(d_model as f32), layers as f32);
         match self {

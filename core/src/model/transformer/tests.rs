@@ -1,4 +1,4 @@
-//! Sizes that were worked out by hand, steps of every mixture on the meter, and sizes from small to absurd.
+//! Sizes computed by hand, steps of every mixture on the meter, and sizes from small to absurd.
 
 use super::*;
 use crate::device::{Device, Meter, Op, OperationError, Profile, Rates, Single};
@@ -24,7 +24,7 @@ pub(super) const PUBLISHED: Transformer = Transformer {
     ..Transformer::LLAMA
 };
 
-/// A draw among all mixtures, of sides that fp8 multiplies.
+/// A random mixture of parts, with dimensions that fp8 can multiply.
 pub(super) fn mixture(random: &Random, i: u64) -> Transformer {
     let draw = |which: u64| random.below(16 * i + which, 2) == 0;
     let (rank, tied) = [(Some(16), true), (None, true), (None, false)][random.below(16 * i, 3) as usize];
@@ -33,7 +33,7 @@ pub(super) fn mixture(random: &Random, i: u64) -> Transformer {
         d_model: 32,
         heads: 4,
         kv_heads: if draw(2) { 2 } else { 4 },
-        // Not a quarter of the width in every other one.
+        // In half of the cases not a quarter of the width.
         head_size: if draw(9) { 8 } else { 12 },
         d_ff: 48,
         vocab_size: 77,
@@ -71,7 +71,7 @@ fn parameters(model: &Transformer) -> u64 {
 fn the_published_model_has_its_parameters() {
     assert_eq!(parameters(&PUBLISHED), 196_398_464);
     assert_eq!(PUBLISHED.vocabulary_rows(), 200_064);
-    // A whole tied table, and another for the head.
+    // A whole tied table, and a second one for the head.
     let plain = Transformer { rank: None, ..PUBLISHED };
     assert_eq!(parameters(&plain), 196_398_464 - 200_005 * 128 - 768 * 128 + 200_005 * 768);
     assert_eq!(parameters(&Transformer { tied: false, ..plain }), parameters(&plain) + 200_005 * 768);
@@ -100,7 +100,8 @@ fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
     assert_eq!(kept(Recompute::CHEAP), 14_904);
     // x and the scale of its norm.
     assert_eq!(kept(Recompute::FULL), 2 * 768 + 4);
-    // In bf16 two bytes a number: 12 heads and twice 2 of 64, 12 logarithms in f32, 2 · 2048 and 2048 of the feed-forward.
+    // Two bytes for each number in bf16: 12 heads and twice 2 of 64, 12 logarithms in f32, 2 · 2048 and 2048 of the
+    // feed-forward.
     for (kind, bytes) in [
         (Activation::Norm1, 2 * 768),
         (Activation::Qkv, 2 * 16 * 64),
@@ -112,7 +113,7 @@ fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
     ] {
         assert_eq!(kept(Recompute::NONE.with(kind)), 22_072 - bytes, "{kind:?}");
     }
-    // The scale of norm₂ is kept for the one of both that is.
+    // norm₂'s scale is saved only where mid or norm₂ is.
     assert_eq!(kept(Recompute::NONE.with(Activation::Mid).with(Activation::Norm2)), 22_072 - 4 * 768 - 4);
 }
 
@@ -130,14 +131,15 @@ fn layers_that_keep_an_activation_have_slots_of_their_own_and_one_is_shared() {
         let some = Recompute::NONE.with_layers(Activation::GateUp, layers);
         assert_eq!(all - bytes(some), saved * gate_up, "{layers} layers");
     }
-    // The scale of norm₂ goes with the one of both that fewer layers compute again.
+    // norm₂'s scale is recomputed in as many layers as the one of mid and norm₂ that fewer layers recompute.
     let both = Recompute::NONE.with_layers(Activation::Mid, 5).with_layers(Activation::Norm2, 7);
     assert_eq!(all - bytes(both), 128 * (12 * 2 * 768 + 5 * 4));
 }
 
 #[test]
 fn parts_of_their_own_take_what_was_worked_out_by_hand() {
-    // Qwen3 of 0.6 billion: 16 heads of 128 in a width of 1024, 8 for keys; q and k have a gain of 128 each.
+    // Qwen3 of 0.6 billion parameters: 16 heads of 128 in a width of 1024, 8 key heads; q and k have a gain of 128
+    // each.
     let qwen3 = Transformer {
         layers: 28,
         d_model: 1024,
@@ -155,10 +157,11 @@ fn parts_of_their_own_take_what_was_worked_out_by_hand() {
     let layer = 1024 * (2048 + 1024 + 1024) + 2048 * 1024 + 3 * 1024 * 3072 + 2 * 1024 + 2 * 128;
     assert_eq!(parameters(&qwen3), 596_049_920);
     assert_eq!(parameters(&qwen3), 28 * layer + 151_936 * 1024 + 1024);
-    // A multiply-add is two, and twice again for the gradients; scores and their sums are of 16 · 128 columns.
+    // A multiply-add counts as two operations, and twice that for the gradients; scores and mixing have 16 · 128
+    // columns.
     let products = 28 * (1024 * 4096 + 2048 * 1024 + 3 * 1024 * 3072) + 151_936 * 1024;
     assert_eq!(qwen3.flops_per_token(512), 6 * products + 12 * 28 * 2048 * 512);
-    // Biases: 4096 of q, k and v; 1024 behind attention; 2 · 3072 + 1024 of the feed-forward.
+    // Biases: 4096 of q, k and v; 1024 of attention's output; 2 · 3072 + 1024 of the feed-forward.
     for (bias, more) in [
         (Biases::QKV, 4096),
         (Biases::ATTENTION, 4096 + 1024),
@@ -167,7 +170,8 @@ fn parts_of_their_own_take_what_was_worked_out_by_hand() {
     ] {
         assert_eq!(parameters(&Transformer { bias, ..qwen3 }), 596_049_920 + 28 * more);
     }
-    // Training keeps q and k as they were, 24 heads of 128 in two bytes, and 24 scales of four; an evaluation nothing.
+    // Training saves q and k before the norm, 24 heads of 128 in two bytes, and 24 scales of four; an evaluation
+    // nothing.
     let micro = MicroBatch {
         batch: 1,
         seq_len: 64,
@@ -210,7 +214,7 @@ impl Profile for Eighths {
     }
 }
 
-/// Draws adapters of some projections.
+/// Random adapters of some projections.
 fn adapters(random: &Random, i: u64) -> Adapters {
     let on = |which: u64| random.below(5000 + 8 * i + which, 2) == 0;
     let rank = 1 + random.below(5004 + 8 * i, 8) as u32;
@@ -231,7 +235,7 @@ fn every_step_of_every_mixture_passes_the_meter() {
         let adapters = model.adapters;
         model.validate().unwrap();
         let sets = Recompute::FULL.subsets().skip(i as usize % 8).step_by(8);
-        // Of each kind up to three layers.
+        // Up to three layers of each kind.
         let some = (0..4).map(|set| {
             let layers = |a: Activation| random.below(1000 + 32 * i + 8 * set + a as u64, 4) as u16;
             Activation::ALL.into_iter().fold(Recompute::NONE, |all, a| all.with_layers(a, layers(a)))
@@ -259,7 +263,7 @@ fn every_step_of_every_mixture_passes_the_meter() {
     }
 }
 
-/// Keeps what is dropped, and where: of the forward pass, and behind the head's loss.
+/// Records each dropout and its region: of the forward pass, and after the head's loss.
 #[derive(Default)]
 struct Dropped {
     forward: heapless::Vec<(u32, Region), 64>,
@@ -301,7 +305,7 @@ fn every_mask_is_drawn_forward_and_for_its_gradient_and_again_with_what_is_compu
         layout.rewind(mark);
         let micro = MicroBatch { dropout, ..micro };
         let training = model.lay_training(&micro, &Half, &mut layout);
-        // The key and what pads it.
+        // The key and its padding.
         assert_eq!(layout.high_water().unwrap() - plain, 4 * Layout::GRAIN);
         let evaluation = model.lay_evaluation(&micro, &Half, &mut layout);
         let mut seen = Dropped::default();
@@ -312,13 +316,13 @@ fn every_mask_is_drawn_forward_and_for_its_gradient_and_again_with_what_is_compu
             places
         };
         assert_eq!(places(&seen.forward), [0, 1, 2, 3, 4, 5, 6]);
-        // The last layer's are still there.
+        // The last layer's activations still exist.
         let again = if recompute == Recompute::NONE { &[][..] } else { &[1, 2, 3, 4] };
         let mut expected: heapless::Vec<u32, 64> =
             [0, 1, 2, 3, 4, 5, 6].into_iter().chain(again.iter().copied()).collect();
         expected.sort_unstable();
         assert_eq!(places(&seen.backward), expected, "{residual:?} {recompute:?}");
-        // In the slot that lost it.
+        // Dropout is repeated in the slot whose content was overwritten.
         let lies = |place| seen.forward.iter().find(|(other, _)| *other == place);
         assert!(again.iter().all(|place| lies(*place).is_some_and(|dropped| seen.backward.contains(dropped))));
         let mut seen = Dropped::default();
@@ -344,7 +348,7 @@ fn parameters_have_names_of_their_own_and_those_that_decay_come_first() {
     }
 }
 
-/// A Llama of 1.1 B parameters, as TinyLlama has its sizes.
+/// A Llama of 1.1 B parameters, with the sizes of TinyLlama.
 const TINY_LLAMA: Transformer = Transformer {
     layers: 22,
     d_model: 2048,
@@ -364,7 +368,7 @@ fn adapters_learn_alone_and_take_what_was_worked_out_by_hand() {
     let all = Adapters { rank: 8, alpha: 16.0, qkv: true, out: true, up: true, down: true, base: BaseType::Same };
     let model = Transformer { adapters: Some(all), ..TINY_LLAMA };
     model.validate().unwrap();
-    // As PEFT counts them with rank 8 on all seven matrices of a layer.
+    // The count of PEFT with rank 8 on all seven matrices of a layer.
     let layer = 8 * (3 * 2048 + 2048 + 256 + 256 + 2 * 2048 + 2 * (2048 + 5632) + 5632 + 2048);
     assert_eq!(parameters(&model) - parameters(&TINY_LLAMA), 22 * layer);
     assert_eq!(22 * layer, 6_307_840);
@@ -392,7 +396,7 @@ fn adapters_learn_alone_and_take_what_was_worked_out_by_hand() {
         let model = Transformer { adapters: Some(targets), ..TINY_LLAMA };
         assert_eq!(parameters(&model) - parameters(&TINY_LLAMA), 22 * elements);
     }
-    // In 8 bits a byte a weight and two a row, and the slot for the numbers of the head.
+    // In 8 bits, a byte for each weight and two for each row, and the slot for the expanded numbers of the head.
     let eight = Transformer { adapters: Some(Adapters { base: BaseType::Int8, ..all }), ..TINY_LLAMA };
     let mut bytes = [0; 3];
     let mut visit = |e: &Entry| {
@@ -454,7 +458,7 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
         };
         let weights = 3 * (64 * 32 + 32 * 32 + 96 * 32 + 32 * 48);
         assert_eq!(bytes(Role::Work), 2 * weights + 14 * 48 + 14 * 96);
-        // 8 values and 4 gradients a layer: 16 steps, the largest, scale, and four times its inverse.
+        // 8 values and 4 gradients in each layer: 16 steps, the largest value, a scale, and its inverse four times.
         assert_eq!(bytes(Role::State), 3 * 12 * (16 + 1 + 1 + 4) * 4);
     }
     let odd = |model: Transformer| {
@@ -466,7 +470,7 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
     assert_eq!(odd(heads), ModelError::Sixteens { name: "the width of qkv", size: 72 });
     let heads = Transformer { heads: 3, kv_heads: 1, head_size: 16, ..model };
     assert!(heads.validate_micro_batch(&MicroBatch { products: Products::Quantised, ..micro }).is_ok());
-    // 16 columns of qkv, of which 12 are queries.
+    // 16 columns of qkv, 12 of them for queries.
     let heads = Transformer { heads: 6, kv_heads: 1, head_size: 2, rotary_dims: 2, ..model };
     assert_eq!(odd(heads), ModelError::Sixteens { name: "heads * head_size", size: 12 });
     assert!(model.validate_micro_batch(&micro).is_ok());
@@ -521,8 +525,8 @@ fn micro(draw: &mut impl FnMut() -> u32) -> MicroBatch {
     }
 }
 
-/// Lays and meters what `family` accepts; whether it did. The arena is no smaller than its largest region, computed
-/// in numbers of 128 bits: what wraps would be.
+/// Lays and meters `family` if it is valid; returns whether it could be laid. Checks that the arena is at least as
+/// large as its largest region, computed in 128-bit numbers, which would be larger if the layout's arithmetic wrapped.
 fn lays(family: &Transformer, micro: &MicroBatch, ranks: Ranks) -> Option<bool> {
     family.validate().ok()?;
     family.validate_micro_batch(micro).ok()?;

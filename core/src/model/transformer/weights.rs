@@ -20,7 +20,7 @@ pub struct Dense {
 }
 
 impl Dense {
-    /// Layer `l`'s bias; of gradients where it learns.
+    /// Layer `l`'s bias; for gradients, only if the bias learns.
     pub fn bias(&self, l: u32) -> Option<Region> {
         self.bias.and_then(|b| b.at(l).if_any())
     }
@@ -36,12 +36,12 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// Layer `l`'s norm into `out`.
+    /// The affine operands of layer `l`'s norm, with the output `out`.
     pub(super) fn affine(&self, l: u32, out: Region) -> Affine {
         Affine { gain: self.gain.at(l), bias: self.bias.map(|b| b.at(l)), out }
     }
 
-    /// Its gradients, into `self`, from that of its output.
+    /// The gradients of layer `l`'s gain and bias, written to `self`, from the gradient of the norm's output.
     pub(super) fn affine_grad(&self, weights: &Gain, l: u32, out_grad: Region) -> AffineGrad {
         let bias_grad = self.bias.and_then(|b| b.at(l).if_any());
         AffineGrad { gain: weights.gain.at(l), out_grad, gain_grad: self.gain.at(l).if_any(), bias_grad }
@@ -51,20 +51,20 @@ impl Gain {
 /// Value embeddings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ValueTables {
-    /// [padded vocabulary, kv_heads · size] a table.
+    /// [padded vocabulary, kv_heads · size] for each table.
     pub tables: Stacked,
-    /// `[1]` a layer.
+    /// `[1]` for each layer.
     pub gain: Stacked,
 }
 
-/// Every parameter, or what belongs to every parameter: its gradient.
+/// A region for every parameter: of the parameter itself or of its gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
     /// [padded vocabulary, rank or d_model]: E, or the whole embedding.
     pub embed: Region,
-    /// What layers add to their values, where there are tables.
+    /// The tables that layers add to their values, if there are any.
     pub values: Option<ValueTables>,
-    /// `[2]` a layer: the scalars of [`crate::ops::Blend`], where the embedding is mixed into the stream.
+    /// `[2]` for each layer: the scalars of [`crate::ops::Blend`], where the embedding is blended into the stream.
     pub scalars: Option<Stacked>,
     /// [d_model, rank]: P, where the embedding is factorised.
     pub factor: Option<Region>,
@@ -80,24 +80,24 @@ pub struct Weights {
     pub untied: Option<Region>,
     /// `[size]`: the gains of queries and keys, where they are normalised.
     pub qk_norm: Option<[Stacked; 2]>,
-    /// Before attention.
+    /// The norm before attention.
     pub norm1: Gain,
-    /// Before the feed-forward.
+    /// The norm before the feed-forward.
     pub norm2: Gain,
-    /// Before the head.
+    /// The norm before the head.
     pub final_norm: Gain,
-    /// Of qkv, out, up and down, where they have some.
+    /// The adapters of qkv, out, up and down, where they have any.
     pub adapters: [Option<Adapter>; ADAPTED],
 }
 
 impl Weights {
-    /// [padded vocabulary, rank or d_model]: the table that makes logits.
+    /// [padded vocabulary, rank or d_model]: the table that computes the logits.
     pub fn head(&self) -> Region {
         self.untied.unwrap_or(self.embed)
     }
 }
 
-/// First values: of most matrices, of those whose product is added to the residual stream, of the embedding, of a head.
+/// Initial values of most matrices, of those whose output is added to the residual stream, of the embedding, of a head.
 struct Values {
     matrix: Init,
     residual: Init,
@@ -106,13 +106,13 @@ struct Values {
 }
 
 impl Transformer {
-    /// Rows of queries, keys and values where they are tensors of their own.
+    /// Rows of queries, keys and values, where they are separate tensors.
     pub(super) const fn qkv_parts(&self) -> [u32; 3] {
         let keys = self.kv_heads * self.head_size;
         if self.interleaved() { [0; 3] } else { [self.mixed_width(), keys, keys] }
     }
 
-    // A chip has no room for it in each place that lists parameters.
+    // Not inlined, so that a chip does not have this code at each place that lists parameters.
     #[inline(never)]
     fn first_values(&self) -> Values {
         let [small, residual] = self.dialect.deviations(self.d_model, self.layers).map(Init::Normal);
@@ -120,7 +120,7 @@ impl Transformer {
             FirstValues::Published => Values { matrix: small, residual, embedding: small, head: small },
             FirstValues::ZeroOutputs => {
                 let matrix = Init::Normal(0.58 / libm::sqrtf(self.d_model as f32));
-                // A tied table makes logits too.
+                // A tied table also computes the logits.
                 let embedding = if self.tied { small } else { Init::Normal(1.0) };
                 Values { matrix, residual: Init::Zero, embedding, head: Init::Zero }
             }
@@ -145,7 +145,7 @@ impl Transformer {
     }
 }
 
-/// Places a matrix or table whose rows lie in these parts or turns. Not inlined: a chip has no room for it a dozen times.
+/// Places a matrix or table with these parts or alternating rows. Not inlined: a chip would have a dozen copies of it.
 #[inline(never)]
 fn matrix(
     place: &mut dyn FnMut(&Parameter) -> Stacked,
@@ -174,7 +174,7 @@ impl Parameters for Transformer {
     }
 
     fn ends_take_turns(&self) -> bool {
-        // A tied table has gradients from the head to the embedding, value tables have them from the last layer on.
+        // A tied table gets gradients from the head to the embedding, value tables from the last layer on.
         !self.tied && self.value_tables == 0
     }
 }
@@ -195,7 +195,7 @@ impl Transformer {
         [qkv, out, up, (Projection::Down, &names.down)].map(|(p, [_, _, a, b])| (p, [*a, *b]))
     }
 
-    /// All but adapters.
+    /// All parameters except adapters.
     fn own_parameters(&self, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Weights {
         let (d, ff, layers) = (self.d_model, self.d_ff, self.layers);
         let (names, Values { matrix: small, residual, embedding, head }) = (self.dialect.names(), self.first_values());

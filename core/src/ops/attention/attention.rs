@@ -7,21 +7,22 @@ use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot};
 
-/// `out_i = Σ_j softmax_j(q_i · k_j / √size) v_j` over the j ≤ i that the pattern sees, of the same document where offsets
-/// say what that is, for each row and head.
+/// `out_i = Σ_j softmax_j(q_i · k_j / √size) v_j` over the j ≤ i that the pattern sees, and that are in the same
+/// document where there are offsets, for each row and head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
-    /// [batch, seq_len, width], queries and keys already turned.
+    /// [batch, seq_len, width], with queries and keys already rotated.
     pub qkv: Region,
     /// [batch, seq_len, queries · size].
     pub out: Region,
     /// [batch, queries, seq_len]: ln Σ_j exp(score), for the backward pass.
     pub log_sum: Region,
-    /// Where the heads lie.
+    /// The order of the heads in a row.
     pub heads: Heads,
-    /// What a query sees.
+    /// The keys that a query sees.
     pub pattern: Pattern,
-    /// `[batch · seq_len]` u32: how many tokens of its document precede each, where queries see no key of another one.
+    /// `[batch · seq_len]` u32: the number of tokens of its document before each token, where queries see only their
+    /// document.
     pub offsets: Option<Region>,
 }
 
@@ -50,7 +51,8 @@ impl Operation for Attention {
     }
 
     fn flops(&self) -> u64 {
-        // Scores and mixing: two products of `size` multiply-adds a pair. Documents, which nobody knows yet, leave fewer.
+        // Scores and mixing: two matrix multiplications of `size` multiply-adds for each pair. Documents, not known in
+        // advance, reduce the number of pairs.
         let [_, batch, seq_len, _] = self.qkv.shape;
         count(&[4, batch.into(), self.heads.out_width().into(), self.pattern.active_pairs(seq_len)])
     }
@@ -99,8 +101,8 @@ mod tests {
 
     pub const PATTERNS: [Kind; 4] = [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed];
 
-    /// Of two rows of 11: a document from before, two of one token, one that ends with a block; one over the whole row, which
-    /// began before it.
+    /// For two rows of 11: a document from the previous row, two of one token, one that ends with a block; and a
+    /// document that covers the whole row and began before it.
     const OFFSETS: [u32; 22] = [5, 6, 7, 0, 0, 0, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 
     #[test]
@@ -126,7 +128,7 @@ mod tests {
                     let dot: f64 = (0..3)
                         .map(|c| x(&mut b, row, heads.query(h) + c) * x(&mut b, base + j, heads.key(h / 2) + c))
                         .sum();
-                    // Keys of the row's document are as far back as the query's offset.
+                    // The keys of a query's document reach as far back as the query's offset.
                     let other = offsets.is_some_and(|offsets| j + offsets[row as usize] < i);
                     let masked = j > i || !pattern.sees(i, j) || other;
                     weights[j as usize] = if masked { 0.0 } else { libm::exp(dot / libm::sqrt(3.0)) };

@@ -8,10 +8,10 @@ use super::rotary::Rotary;
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot};
+use crate::views;
 
-/// With P the probabilities, dP = out_grad · vᵀ and D_i = out_grad_i · out_i (Dao et al. 2022):
-/// `dv = Pᵀ · out_grad`, `dS = P ∘ (dP − D)`, `dq = dS · k / √size`, `dk = dSᵀ · q / √size`; then dq and dk are
-/// turned back.
+/// With P the probabilities, dP = out_grad · vᵀ and D_i = out_grad_i · out_i (Dao et al. 2022): `dv = Pᵀ · out_grad`,
+/// `dS = P ∘ (dP − D)`, `dq = dS · k / √size`, `dk = dSᵀ · q / √size`; then dq and dk are rotated back.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionGrad {
     /// [batch, seq_len, width].
@@ -24,13 +24,14 @@ pub struct AttentionGrad {
     pub out_grad: Region,
     /// [batch, seq_len, width].
     pub qkv_grad: Region,
-    /// Where the heads lie.
+    /// The order of the heads in a row.
     pub heads: Heads,
-    /// What a query sees.
+    /// The keys that a query sees.
     pub pattern: Pattern,
-    /// `[batch · seq_len]` u32: how many tokens of its document precede each, where queries see no key of another one.
+    /// `[batch · seq_len]` u32: the number of tokens of its document before each token, where queries see only their
+    /// document.
     pub offsets: Option<Region>,
-    /// The rotation that made the queries and keys.
+    /// The rotation that was applied to queries and keys.
     pub rotary: Rotary,
 }
 
@@ -60,21 +61,21 @@ impl Operation for AttentionGrad {
     }
 
     fn flops(&self) -> u64 {
-        // Scores again, dP, dv, dq, dk: five products of `size` multiply-adds a pair.
+        // Scores again, dP, dv, dq, dk: five matrix multiplications of `size` multiply-adds for each pair.
         let [_, batch, seq_len, _] = self.qkv.shape;
         count(&[10, batch.into(), self.heads.out_width().into(), self.pattern.active_pairs(seq_len)])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [qkv, out, log_sum, out_grad, table, mut qkv_grad, offsets] = arena.views([
-            Some(self.qkv),
-            Some(self.out),
-            Some(self.log_sum),
-            Some(self.out_grad),
-            Some(self.rotary.table),
-            Some(self.qkv_grad),
-            self.offsets,
-        ])?;
+        views!(arena;
+            qkv = Some(self.qkv),
+            out = Some(self.out),
+            log_sum = Some(self.log_sum),
+            out_grad = Some(self.out_grad),
+            table = Some(self.rotary.table),
+            mut qkv_grad = Some(self.qkv_grad),
+            offsets = self.offsets,
+        );
         let [qkv, out, log_sum, out_grad, table] =
             [qkv.f32()?, out.f32()?, log_sum.f32()?, out_grad.f32()?, table.f32()?];
         let (qkv_grad, documents) = (qkv_grad.f32_mut()?, Documents::new(offsets.u32()?));
@@ -128,7 +129,8 @@ mod tests {
         backward: AttentionGrad,
     }
 
-    /// Of two rows of 9: a document from before, one of one token, and one to the end; one over the whole row.
+    /// For two rows of 9: a document from the previous row, one of one token, and one to the end; and one over the
+    /// whole row.
     const OFFSETS: [u32; 18] = [2, 3, 0, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8];
 
     fn case(b: &mut Bench<4096>, kind: Kind, documents: bool) -> Case {
@@ -139,7 +141,7 @@ mod tests {
         let offsets = documents.then(|| b.ids(&OFFSETS));
         let pattern = Pattern { kind, block: 2, window: 1, stride: 2 };
         let forward = Attention { qkv, out, log_sum, heads, pattern, offsets };
-        // Angles of zero: the rotation has its own test.
+        // Angles of zero, since the rotation has its own test.
         let table = b.values([1, t, 1, 2], &[1.0, 0.0].repeat_into::<18>());
         let (out_grad, qkv_grad) = (b.normal([1, 2, t, 8], 2, 1.0), b.poison([1, 2, t, heads.width()]));
         let rotary = Rotary { table, heads, positions: t };

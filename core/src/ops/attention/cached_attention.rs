@@ -1,4 +1,4 @@
-//! Attention of one new token over the keys and values of those before it.
+//! Attention of one new token over the keys and values of the tokens before it.
 
 use super::heads::Heads;
 use super::pattern::Pattern;
@@ -7,11 +7,11 @@ use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot, short_dot};
 
-/// Turns the row's queries and keys by the cursor's position, stores key and value there, and attends over
+/// Rotates the row's queries and keys by the cursor's position, stores key and value there, and attends over the
 /// positions 0 … cursor that the pattern sees.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CachedAttention {
-    /// [1, width]; a device may turn queries and keys in place, and nobody reads them afterwards.
+    /// [1, width]; a device may rotate queries and keys in place, and nothing reads them afterwards.
     pub qkv: Region,
     /// [2, context, keys · size]: keys, then values.
     pub cache: Region,
@@ -19,13 +19,13 @@ pub struct CachedAttention {
     pub cursor: Region,
     /// [1, queries · size].
     pub out: Region,
-    /// Where the heads lie, and the angles.
+    /// The order of the heads, and the angles.
     pub rotary: Rotary,
-    /// What a query sees.
+    /// The keys that a query sees.
     pub pattern: Pattern,
 }
 
-/// Scores that are kept from finding the largest to using them; those of later positions are made twice.
+/// The number of scores that are stored between the search for the largest and their use; others are computed twice.
 const KEPT: usize = 128;
 
 impl Operation for CachedAttention {
@@ -62,7 +62,7 @@ impl Operation for CachedAttention {
         ])?;
         let (heads, size) = (&self.rotary.heads, self.rotary.heads.size as usize);
         let (context, columns) = (self.cache.shape[2] as usize, self.cache.columns() as usize);
-        // No head and no row is empty, and a block of rows is counted.
+        // Ensures that no head and no row is empty, and that the length of a block of rows does not overflow.
         let block_len = KEPT.checked_mul(columns).filter(|len| *len > 0).ok_or(self.misfit("cache"))?;
         self.expect(size > 0 && columns == heads.keys as usize * size, "cache")?;
         self.expect(self.pattern.fits(), "pattern")?;
@@ -73,7 +73,7 @@ impl Operation for CachedAttention {
         Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, now, row, false)
             .ok_or(self.misfit("rotary"))?;
         let (keys, values) = cache.f32_mut()?.split_at_mut_checked(context * columns).ok_or(self.misfit("cache"))?;
-        // Those of positions 0 to now; the last is stored first.
+        // The keys and values of positions 0 to now; those of `now` are stored first.
         let seen = ..(now + 1) * columns;
         let keys = keys.get_mut(seen).ok_or(self.misfit("cache"))?;
         let values = values.get_mut(seen).ok_or(self.misfit("cache"))?;
@@ -93,7 +93,7 @@ impl Operation for CachedAttention {
             let at = heads.query(h);
             let query = row.get(at..at + size).ok_or(self.misfit("qkv"))?;
             let own = (h / served) as usize * size;
-            // Of every key and value.
+            // The range of this head in every key and value.
             let part = own..own + size;
             self.expect(part.end <= columns, "cache")?;
             let mut largest = f32::NEG_INFINITY;
@@ -157,7 +157,8 @@ mod tests {
     use crate::ops::testing::Bench;
     use crate::ops::{Attention, Kind, Linear, RotaryScaling, Rotate};
 
-    /// Tokens one by one against all of them at once, the same bits: `OUT` is the width of the result.
+    /// Compares tokens one by one with all tokens at once, which must give the same bits: `OUT` is the width of the
+    /// result.
     fn equals<const WORDS: usize, const OUT: usize>(heads: Heads, t: u32, kind: Kind) {
         let mut b = Bench::<WORDS>::new();
         let width = heads.width();
@@ -220,7 +221,7 @@ mod tests {
     fn token_by_token_equals_the_whole_sequence() {
         for kind in [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed] {
             equals::<4096, 16>(Heads::grouped(4, 2, 4), 10, kind);
-            // More positions than there are scores to keep, and heads that are no multiple of eight.
+            // More positions than stored scores, and heads whose size is not a multiple of eight.
             equals::<16384, 24>(Heads::grouped(2, 1, 12), 140, kind);
         }
     }

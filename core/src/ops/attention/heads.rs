@@ -1,8 +1,8 @@
-//! Where queries, keys and values lie in a row of a fused projection.
+//! The order of queries, keys and values in a row of a fused projection.
 
 use core::num::NonZeroU32;
 
-/// The heads of an attention and their places in a row. All offsets and strides count elements.
+/// The heads of an attention and their offsets in a row. All offsets and strides count elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
     /// Query heads.
@@ -40,7 +40,7 @@ impl Heads {
         (self.queries + 2 * self.keys) * self.size
     }
 
-    /// Elements of a row of the attention's output: all query heads.
+    /// Elements of a row of attention's output: all query heads.
     pub const fn out_width(&self) -> u32 {
         self.queries * self.size
     }
@@ -60,18 +60,18 @@ impl Heads {
         self.keys * self.size
     }
 
-    /// Where element `i` of all value heads lies in a row.
+    /// The index in a row of element `i` of all value heads.
     pub const fn value_element(&self, i: usize) -> usize {
         let size = self.size as usize;
         self.value((i / size) as u32) + i % size
     }
 
-    /// Query and key heads together.
+    /// The number of query and key heads together.
     pub const fn normed(&self) -> u32 {
         self.queries + self.keys
     }
 
-    /// First element of head `head` of the queries and, behind them, the keys.
+    /// First element of head `head`, counting the query heads first, then the key heads.
     pub const fn query_or_key(&self, head: u32) -> usize {
         if head < self.queries { self.query(head) } else { self.key(head - self.queries) }
     }
@@ -86,7 +86,7 @@ impl Heads {
         head / (self.queries / self.keys)
     }
 
-    /// Query heads that a key head serves, whole ones; nothing where there are fewer than key heads.
+    /// The number of query heads that a key head serves; `None` where there are fewer query heads than key heads.
     pub const fn served(&self) -> Option<NonZeroU32> {
         match self.queries.checked_div(self.keys) {
             Some(served) => NonZeroU32::new(served),

@@ -1,4 +1,4 @@
-//! Which keys a query sees: causal, dense or block-sparse.
+//! The keys that a query sees: causal, dense or block-sparse.
 
 /// The family of a block-sparse pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub enum Kind {
     Dense,
     /// Key blocks at most `window` blocks back.
     Local,
-    /// Key blocks whose number is a multiple of `stride`, and the query's own.
+    /// Key blocks whose index is a multiple of `stride`, and the query's own block.
     Global,
     /// Local and global together.
     Mixed,
@@ -20,17 +20,17 @@ pub struct Pattern {
     pub kind: Kind,
     /// Positions of a block.
     pub block: u32,
-    /// Blocks back that a local pattern sees.
+    /// The number of blocks back that a local pattern sees.
     pub window: u32,
-    /// Distance of the blocks that a global pattern sees.
+    /// Distance between the blocks that a global pattern sees.
     pub stride: u32,
 }
 
 impl Pattern {
-    /// Every earlier key, in blocks of 64 for those who work by blocks.
+    /// Every earlier key, in blocks of 64 for devices that work in blocks.
     pub const DENSE: Pattern = Pattern { kind: Kind::Dense, block: 64, window: 1, stride: 2 };
 
-    /// Whether a query sees every earlier key, whatever a block is.
+    /// Whether a query sees every earlier key, whatever the block size.
     pub const fn dense(&self) -> bool {
         match self.kind {
             Kind::Dense => true,
@@ -51,14 +51,15 @@ impl Pattern {
             }
     }
 
-    /// Whether its blocks have positions; what is dense asks for none.
+    /// Whether its block size is valid; a dense pattern needs none.
     pub const fn fits(&self) -> bool {
         self.block > 0 || self.dense()
     }
 
-    /// Whether the query at position `i` sees the key at position `j`. One that does not [fit](Pattern::fits) sees none.
+    /// Whether the query at position `i` sees the key at position `j`. An invalid pattern (see [`Pattern::fits`]) sees
+    /// none.
     pub const fn sees(&self, i: u32, j: u32) -> bool {
-        // Dense needs no division, which small chips take long for.
+        // A dense pattern needs no division, which is slow on small chips.
         j <= i
             && (self.dense()
                 || match (i.checked_div(self.block), j.checked_div(self.block)) {
@@ -67,13 +68,13 @@ impl Pattern {
                 })
     }
 
-    /// Active blocks of a sequence of `seq_len` positions.
+    /// The number of active blocks in a sequence of `seq_len` positions.
     pub fn active_blocks(&self, seq_len: u32) -> u64 {
         let n = seq_len.div_ceil(self.block);
         (0..n).map(|i| (0..=i).filter(|&j| self.sees_block(i, j)).count() as u64).sum()
     }
 
-    /// Pairs of a query and a key that are computed: the full blocks below the diagonal, the triangles on it.
+    /// The number of pairs of a query and a key that are computed: full blocks below the diagonal, triangles on it.
     pub fn active_pairs(&self, seq_len: u32) -> u64 {
         if self.dense() {
             return u64::from(seq_len) * (u64::from(seq_len) + 1) / 2;

@@ -3,24 +3,24 @@
 use crate::memory::Region;
 use crate::ops::Heads;
 
-/// How rotary wavelengths are stretched for sequences that are longer than a model was first trained on.
+/// How rotary wavelengths are stretched for sequences longer than those of the model's original training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RotaryScaling {
-    /// Not at all.
+    /// Not stretched.
     None,
-    /// All by one factor: positions count for 1 / factor (Chen et al. 2023).
+    /// All wavelengths by one factor: positions are divided by the factor (Chen et al. 2023).
     Linear {
         /// The factor.
         factor: f32,
     },
-    /// Those that turn often within the original context stay, those that turn seldom are stretched by the factor, and
-    /// those in between by a share of it (Grattafiori et al. 2024, Llama 3.1).
+    /// Wavelengths with many rotations within the original context stay, those with few are stretched by the factor,
+    /// and those in between by a part of it (Grattafiori et al. 2024, Llama 3.1).
     Llama3 {
         /// The factor.
         factor: f32,
-        /// Turns in the original context up to which the whole factor counts.
+        /// Rotations in the original context up to which the whole factor applies.
         low: f32,
-        /// Turns from which on none does.
+        /// Rotations from which on no factor applies.
         high: f32,
         /// Positions of the original context.
         original: u32,
@@ -28,7 +28,7 @@ pub enum RotaryScaling {
 }
 
 impl RotaryScaling {
-    /// `frequency`, in radians a position, as it is after the stretching.
+    /// The stretched `frequency`, in radians for each position.
     pub fn scaled(self, frequency: f64) -> f64 {
         match self {
             RotaryScaling::None => frequency,
@@ -36,7 +36,7 @@ impl RotaryScaling {
             RotaryScaling::Llama3 { factor, low, high, original } => {
                 let [factor, low, high] = [factor, low, high].map(f64::from);
                 let turns = f64::from(original) * frequency / core::f64::consts::TAU;
-                // 0 where the whole factor counts, 1 where none does.
+                // 0 where the whole factor applies, 1 where none does.
                 let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
                 (1.0 - kept) * frequency / factor + kept * frequency
             }
@@ -44,7 +44,7 @@ impl RotaryScaling {
     }
 }
 
-/// A rotation of queries and keys, fused into the operation that writes or reads their rows.
+/// A rotation of queries and keys, fused with the operation that writes or reads their rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rotary {
     /// [positions, dims / 2, 2]: cosine and sine, f32.
@@ -69,8 +69,8 @@ impl Rotary {
             && self.dims() <= self.heads.size
     }
 
-    /// Rotates the queries and keys of `row` by `table`'s angles at `position`; backwards where `inverse`. Nothing where the
-    /// table is without the position or the row without a head.
+    /// Rotates the queries and keys of `row` by `table`'s angles at `position`; backwards if `inverse`. `None` where
+    /// the table lacks the position or the row lacks a head.
     #[must_use = "a row that is too short is not rotated"]
     pub fn rotate(
         heads: &Heads,
@@ -93,7 +93,7 @@ impl Rotary {
         (0..heads.keys).try_for_each(|h| turn(heads.key(h)))
     }
 
-    /// Entry (cosine, sine) of pair `pair` of `dims / 2` at `position`, in f64 and rounded once.
+    /// Cosine and sine of pair `pair` of `dims / 2` at `position`, computed in f64 and rounded once.
     pub fn angle(base: f32, scaling: RotaryScaling, dims: u32, position: u32, pair: u32) -> [f32; 2] {
         let exponent = -2.0 * f64::from(pair) / f64::from(dims);
         let angle = f64::from(position) * scaling.scaled(libm::pow(f64::from(base), exponent));
@@ -105,7 +105,7 @@ impl Rotary {
 mod tests {
     use super::*;
 
-    /// Radians a position of pair `pair` of `dims / 2`.
+    /// Radians for each position of pair `pair` of `dims / 2`.
     fn frequency(scaling: RotaryScaling, base: f64, dims: u32, pair: usize) -> f64 {
         scaling.scaled(libm::pow(base, -2.0 * pair as f64 / f64::from(dims)))
     }
@@ -115,7 +115,7 @@ mod tests {
         // `inv_freq` of transformers 5's LlamaRotaryEmbedding, in f32: heads of 16, base 10,000.
         let linear =
             [0.25, 0.079_056_944, 0.025, 0.007_905_694_7, 0.002_5, 0.000_790_569_46, 0.000_250_000_01, 7.905_694_7e-5];
-        // Of 64 original positions: the first stays, two are in between, the others are stretched by 8.
+        // For 64 original positions: the first stays, two are in between, the others are stretched by 8.
         let llama3 =
             [1.0, 0.244_384_59, 0.013_042_256, 0.003_952_847_3, 0.001_25, 0.000_395_284_73, 0.000_125, 3.952_847_3e-5];
         let stretch = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64 };
@@ -124,7 +124,8 @@ mod tests {
                 approx::assert_relative_eq!(frequency(scaling, 1e4, 16, pair), expected, max_relative = 1e-6);
             }
         }
-        // Llama 3.2's: heads of 64, base 500,000. Pairs 14 to 18: the last that stays, those in between, a stretched one.
+        // Llama 3.2: heads of 64, base 500,000. Pairs 14 to 18: the last unchanged one, those in between, a stretched
+        // one.
         let published = [0.003_211_446_1, 0.001_290_548, 0.000_429_556_71, 9.708_286_2e-5, 1.946_163_9e-5];
         let stretch = RotaryScaling::Llama3 { factor: 32.0, low: 1.0, high: 4.0, original: 8192 };
         for (pair, expected) in (14..).zip(published) {
@@ -135,7 +136,7 @@ mod tests {
     #[test]
     fn the_table_is_of_the_stretched_frequencies_rounded_once() {
         let scaling = RotaryScaling::Linear { factor: 4.0 };
-        // Pair 3 of 4 turns by 0.001 / 4 a position.
+        // Pair 3 of 4 rotates by 0.001 / 4 for each position.
         let angle = 1000.0 * (libm::pow(1e4, -0.75) / 4.0);
         let expected = [libm::cos(angle) as f32, libm::sin(angle) as f32];
         assert_eq!(Rotary::angle(1e4, scaling, 8, 1000, 3), expected);

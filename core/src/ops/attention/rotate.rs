@@ -4,12 +4,13 @@ use super::rotary::Rotary;
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
-/// Turns the queries and keys of every row in place: see [`Rotary`]. Attention's gradient turns theirs back.
+/// Rotates the queries and keys of every row in place: see [`Rotary`]. Attention's gradient rotates their gradients
+/// back.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rotate {
     /// [rows, width].
     pub qkv: Region,
-    /// The angles, and whose they are.
+    /// The angles, and the heads that they apply to.
     pub rotary: Rotary,
 }
 
@@ -50,7 +51,7 @@ mod tests {
 
     #[test]
     fn rotated_scores_depend_on_the_distance_alone() {
-        // The same token at every position: after the rotation q_i · k_j is a function of i − j.
+        // With the same token at every position, q_i · k_j is a function of i − j after the rotation.
         let mut b = Bench::<4096>::new();
         let heads = Heads::interleaved(1, 8);
         let (positions, dims) = (6, 8);

@@ -1,32 +1,32 @@
-//! The most likely next token, chosen where the logits are, so that the one after it can be computed at once.
+//! The most likely next token, chosen on the device that has the logits, so that the next step can start at once.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::generate::most_likely;
 use crate::memory::{Arena, Region};
 
-/// `id` becomes the id of the largest of the first `limit` logits, the lower of two, and [`NO_TOKEN`] where the largest
-/// is not finite; so does `chosen[cursor mod n]`. Then `cursor` goes on by one.
+/// `id` becomes the id of the largest of the first `limit` logits, the lower id of a tie, or [`NO_TOKEN`] where the
+/// largest is not finite; so does `chosen[cursor mod n]`. Then `cursor` increases by one.
 ///
 /// [`NO_TOKEN`]: MostLikely::NO_TOKEN
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MostLikely {
     /// [1, vocabulary].
     pub logits: Region,
-    /// `[1]` u32: ids from here on are never chosen.
+    /// `[1]` u32: ids from this one on are never chosen.
     pub limit: Region,
     /// `[1]` u32.
     pub id: Region,
     /// `[1]` u32: the position of the token that the logits follow.
     pub cursor: Region,
-    /// `[n]` u32: what followed each of the last n positions.
+    /// `[n]` u32: the tokens that followed the last n positions.
     pub chosen: Region,
 }
 
 impl MostLikely {
-    /// What stands where no token can be chosen.
+    /// The id that stands for the failure to choose a token.
     pub const NO_TOKEN: u32 = u32::MAX;
 
-    /// Writes down `token` behind the position `cursor`, which goes on. None without places for it.
+    /// Records `token` as the successor of position `cursor`, and advances the cursor. `None` if there are no slots.
     pub(crate) fn keep(token: Option<u32>, id: &mut [u32], cursor: &mut [u32], chosen: &mut [u32]) -> Option<()> {
         let token = token.unwrap_or(MostLikely::NO_TOKEN);
         let now = cursor.first_mut()?;
@@ -84,7 +84,7 @@ mod tests {
         let words = |b: &Bench<256>, region| bytemuck::cast_slice::<u8, u32>(b.bytes(region)).to_vec();
         const NO: u32 = MostLikely::NO_TOKEN;
         for (values, expected, kept) in [
-            // Of two the lower one; what lies beyond the limit does not count.
+            // The lower id of a tie; logits beyond the limit do not count.
             ([-3.0, 2.0, 2.0, -0.5, 9.0], 1, [7, 7, 1, 7]),
             ([-3.0, f32::NEG_INFINITY, -1.0, -2.0, 0.0], 2, [7, 7, 1, 2]),
             ([0.0, f32::INFINITY, 0.0, 0.0, 0.0], NO, [NO, 7, 1, 2]),

@@ -1,39 +1,41 @@
-//! The next token drawn where the logits are, so that the one after it can be computed at once.
+//! Draws the next token on the device that has the logits, so that the next step can start at once.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::generate::Sampler;
 use crate::memory::{Arena, Region};
 use crate::ops::MostLikely;
 use crate::random::Random;
+use crate::views;
 
-/// `id` becomes what a sampler draws from the first `limit` logits with number `drawn` of its random numbers, and
-/// [`MostLikely::NO_TOKEN`] where it draws none; so does `chosen[cursor mod n]`. Then `cursor` and `drawn` go on by one.
+/// `id` becomes the token that a sampler draws from the first `limit` logits with number `drawn` of its random numbers,
+/// or [`MostLikely::NO_TOKEN`] where it draws none; so does `chosen[cursor mod n]`. Then `cursor` and `drawn` increase
+/// by one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
     /// [1, vocabulary].
     pub logits: Region,
-    /// `[1]` u32: ids from here on are never chosen.
+    /// `[1]` u32: ids from this one on are never chosen.
     pub limit: Region,
     /// [[`Sample::SETTINGS`]] u32: see [`Sample::settings`].
     pub settings: Region,
-    /// `[2]` u32: how many numbers were drawn before, the lower half first.
+    /// `[2]` u32: the count of numbers drawn before, the lower half first.
     pub drawn: Region,
     /// `[1]` u32.
     pub id: Region,
     /// `[1]` u32: the position of the token that the logits follow.
     pub cursor: Region,
-    /// `[n]` u32: what followed each of the last n positions.
+    /// `[n]` u32: the tokens that followed the last n positions.
     pub chosen: Region,
 }
 
-/// Ids that the reference sorts without beginning again.
+/// The number of ids that the reference sorts without starting again.
 const ROOM: usize = 512;
 
 impl Sample {
-    /// Words that say how to draw.
+    /// The number of words that describe the sampler.
     pub const SETTINGS: usize = 7;
 
-    /// The words of a sampler and its random numbers; nothing where it looks at the history.
+    /// The words of a sampler and its random numbers; `None` where the sampler depends on the history.
     pub fn settings(sampler: &Sampler, random: &Random) -> Option<[u32; Sample::SETTINGS]> {
         let [a, b, c, d] = random.words();
         let words = [sampler.temperature.to_bits(), sampler.top_k, sampler.top_p.to_bits(), a, b, c, d];
@@ -69,15 +71,15 @@ impl Operation for Sample {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [logits, limit, settings, mut drawn, mut id, mut cursor, mut chosen] = arena.views([
-            Some(self.logits),
-            Some(self.limit),
-            Some(self.settings),
-            Some(self.drawn),
-            Some(self.id),
-            Some(self.cursor),
-            Some(self.chosen),
-        ])?;
+        views!(arena;
+            logits = Some(self.logits),
+            limit = Some(self.limit),
+            settings = Some(self.settings),
+            mut drawn = Some(self.drawn),
+            mut id = Some(self.id),
+            mut cursor = Some(self.cursor),
+            mut chosen = Some(self.chosen),
+        );
         let (logits, limit) = (logits.f32()?, limit.u32()?.first().map_or(0, |limit| *limit as usize));
         let &[temperature, top_k, top_p, ref random @ ..] = settings.u32()? else {
             return Err(self.misfit("settings"));

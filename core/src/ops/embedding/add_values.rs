@@ -1,18 +1,19 @@
-//! Rows of a value table, added to the values of attention, and their gradients.
+//! Adds rows of a value table to the values of attention; and the gradients of this.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 use crate::ops::{Heads, IntegerRows, WeightScales};
+use crate::views;
 
-/// `v[r] += gain · table[ids[r]]` for the values v of a fused projection (value embeddings: Jordan et al. 2024, after Zhou et
-/// al. 2024, Value Residual Learning). Queries and keys stay.
+/// `v[r] += gain · table[ids[r]]` for the values v of a fused projection (value embeddings: Jordan et al. 2024, after
+/// Zhou et al. 2024, Value Residual Learning). Queries and keys stay unchanged.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AddValues {
     /// `[rows]` u32, each below the table's rows.
     pub ids: Region,
     /// [vocabulary, keys · size]: a row has the value heads in their order.
     pub table: Region,
-    /// The table's, where it is in integers.
+    /// The table's scales, where the table is in integers.
     pub scales: Option<WeightScales>,
     /// `[1]`.
     pub gain: Region,
@@ -89,9 +90,9 @@ fn add(heads: &Heads, gain: f32, from: &[f32], row: &mut [f32]) {
     }
 }
 
-/// With d the gradient of the values behind [`AddValues`]: `out[r] = gain · d[r]`, which is added to the table's gradient at
-/// `ids[r]` ([`crate::ops::EmbedGrad`]), and `gain_grad (+)= Σ over r of d[r] · table[ids[r]]`. The gradient of what the rows
-/// were added to is d itself.
+/// With d the gradient of the values after [`AddValues`]: `out[r] = gain · d[r]`, to be added to the table's gradient
+/// at `ids[r]` ([`crate::ops::EmbedGrad`]), and `gain_grad (+)= Σ over r of d[r] · table[ids[r]]`. The gradient of the
+/// values before the addition is d itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AddValuesGrad {
     /// `[rows]` u32, each below the table's rows.
@@ -100,7 +101,7 @@ pub struct AddValuesGrad {
     pub table: Region,
     /// `[1]`.
     pub gain: Region,
-    /// [rows, width]: of queries, keys and values.
+    /// [rows, width]: the gradients of queries, keys and values.
     pub qkv_grad: Region,
     /// [rows, keys · size].
     pub out: Region,
@@ -108,7 +109,7 @@ pub struct AddValuesGrad {
     pub gain_grad: Region,
     /// The heads of a row.
     pub heads: Heads,
-    /// Whether to add to the gain's gradient instead of writing over it.
+    /// Whether to add to the gain's gradient instead of overwriting it.
     pub accumulate: bool,
 }
 
@@ -137,14 +138,14 @@ impl Operation for AddValuesGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [ids, table, gain, qkv_grad, mut out, mut gain_grad] = arena.views([
-            Some(self.ids),
-            Some(self.table),
-            Some(self.gain),
-            Some(self.qkv_grad),
-            Some(self.out),
-            Some(self.gain_grad),
-        ])?;
+        views!(arena;
+            ids = Some(self.ids),
+            table = Some(self.table),
+            gain = Some(self.gain),
+            qkv_grad = Some(self.qkv_grad),
+            mut out = Some(self.out),
+            mut gain_grad = Some(self.gain_grad),
+        );
         let (heads, gain, columns) = (self.heads, gain.f32()?[0], self.table.columns() as usize);
         let (table, width, mut sum) = (table.f32()?, heads.width() as usize, 0.0);
         let rows = qkv_grad.f32()?.chunks_exact(width).zip(out.f32_mut()?.chunks_exact_mut(columns));
@@ -158,7 +159,7 @@ impl Operation for AddValuesGrad {
     }
 }
 
-/// Takes the values' gradient of a row, times the gain, and gives its product with the table's row.
+/// Writes the values' gradient of a row, times the gain, and returns the gradient's dot product with the table's row.
 fn take(heads: &Heads, gain: f32, row: &[f32], table: &[f32], out: &mut [f32]) -> f32 {
     let (size, mut lanes) = (heads.size as usize, [0.0; 8]);
     for h in 0..heads.keys {
@@ -211,7 +212,7 @@ mod tests {
             let gain_grad = b.values([1, 1, 1, 1], &[if accumulate { 7.0 } else { f32::NAN }]);
             b.run(AddValuesGrad { ids, table, gain, qkv_grad, out, gain_grad, heads, accumulate });
             b.run(crate::ops::EmbedGrad { ids, out_grad: out, table_grad, accumulate: false });
-            // What is added is linear in table and gain, so any step gives the slope.
+            // The addition is linear in table and gain, so any step size gives the slope.
             let project = |b: &mut Bench<2048>| {
                 let qkv = b.normal([1, 1, 3, width], 2, 1.0);
                 b.run(AddValues { ids, table, scales: None, gain, qkv, heads });

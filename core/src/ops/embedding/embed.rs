@@ -1,4 +1,4 @@
-//! Looking up the rows of a table, and adding gradients back to them.
+//! Looks up rows of a table, and adds gradients to them.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
@@ -6,14 +6,14 @@ use crate::memory::{Arena, Region};
 use crate::ops::math::axpy;
 use crate::ops::{IntegerRows, WeightScales};
 
-/// `out[r] = table[ids[r]]`; of a table in integers the numbers that its codes stand for.
+/// `out[r] = table[ids[r]]`; for a table in integers the dequantised row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Embed {
     /// `[rows]` u32, each below the table's rows.
     pub ids: Region,
     /// [vocabulary, d].
     pub table: Region,
-    /// The table's, where it is in integers.
+    /// The table's scales, where the table is in integers.
     pub scales: Option<WeightScales>,
     /// [rows, d].
     pub out: Region,
@@ -78,7 +78,7 @@ pub struct EmbedGrad {
     pub out_grad: Region,
     /// [vocabulary, d].
     pub table_grad: Region,
-    /// Whether to add to what is there instead of writing over it.
+    /// Whether to add to the table's gradient instead of overwriting it.
     pub accumulate: bool,
 }
 

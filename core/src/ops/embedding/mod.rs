@@ -1,4 +1,4 @@
-//! Rows of a table, and gradients that go back to them.
+//! Looking up rows of tables, and the gradients of the rows.
 
 mod add_values;
 mod embed;

@@ -1,4 +1,4 @@
-//! The output head, the cross-entropy and their gradients, a chunk of rows at a time: whole logits never exist.
+//! The output head, the cross-entropy and their gradients, a chunk of rows at a time: the full logits never exist.
 
 use crate::data::IGNORE;
 use crate::device::{Operand, Operation, OperationError, count};
@@ -6,48 +6,49 @@ use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot, max, softcap, softcap_derivative, sum};
 use crate::ops::{IntegerProduct, IntegerRows};
 use crate::train::{Results, Settings};
+use crate::views;
 
-/// What [`HeadLoss`] writes for the backward pass.
+/// The gradients that [`HeadLoss`] writes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadGrad {
     /// [rows, d].
     pub x_grad: Region,
-    /// [vocabulary, d]; without one the logits keep their own gradient, of all rows where they have as many, for whoever makes
-    /// this of it.
+    /// [vocabulary, d]. Without it, the logits' gradient stays in `logits`, for all rows if there is room, so that a
+    /// later operation can compute the weight's gradient from it.
     pub weight_grad: Option<Region>,
-    /// Whether to add to `weight_grad` instead of writing over it.
+    /// Whether to add to `weight_grad` instead of overwriting it.
     pub accumulate: bool,
 }
 
-/// Over the ids v: `losses[r] = ln Σ_v exp z_rv − z_r,target` with `z = x · weight + bias`, which `softcap` may bound,
-/// their sum times the loss scale into the results, and the gradients of that sum.
+/// Over the ids v: `losses[r] = ln Σ_v exp z_rv − z_r,target` with `z = x · weight + bias`, capped where there is a
+/// `softcap`; adds their sum times the loss scale to the results, and computes the gradients of that sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadLoss {
     /// [rows, d].
     pub x: Region,
-    /// [vocabulary, d], padded to a multiple of rows that suits a device.
+    /// [vocabulary, d], padded to a number of rows that suits the device.
     pub weight: Region,
     /// `[vocabulary]`, added to the logits.
     pub bias: Option<Region>,
-    /// C of `C · tanh(z / C)`, which logits become, as by [`Softcap`](crate::ops::Softcap); 0 where they stay.
+    /// C of `C · tanh(z / C)`, which caps the logits as [`Softcap`](crate::ops::Softcap) does; 0 for no cap.
     pub softcap: f32,
-    /// Rows of the weight that are ids: those after them are padding, without probability and with gradients of 0.
+    /// The number of rows of the weight that are ids: later rows are padding, with no probability and gradients of 0.
     pub ids: u32,
-    /// `[rows]` u32: the id that follows, or [`IGNORE`].
+    /// `[rows]` u32: the next id, or [`IGNORE`].
     pub targets: Region,
-    /// [chunk, vocabulary]: as many rows at a time as it has. A gradient that they keep is by `z` before the cap.
+    /// [chunk, vocabulary]: the chunk's rows. A gradient that stays in it is with respect to `z` before the cap.
     pub logits: Region,
     /// `[rows]`: nats.
     pub losses: Region,
-    /// The settings; the loss scale is read.
+    /// The settings; reads the loss scale.
     pub settings: Region,
-    /// The results; the loss is written, or added to.
+    /// The results; writes the loss, or adds to it.
     pub results: Region,
     /// Whether to add to the loss of an earlier micro-batch.
     pub add_loss: bool,
-    /// Gradients, in training.
+    /// The gradients, in training.
     pub gradient: Option<HeadGrad>,
-    /// What goes with `x` and `weight` where both are integers: no product of a training step.
+    /// The scales of `x` and `weight` where both are integers, which they are not in training.
     pub integer: Option<IntegerProduct>,
 }
 
@@ -109,33 +110,20 @@ impl Operation for HeadLoss {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [
-            x,
-            weight,
-            bias,
-            targets,
-            mut logits,
-            mut losses,
-            settings,
-            mut results,
-            mut x_grad,
-            mut weight_grad,
-            x_scales,
-            scales,
-        ] = arena.views([
-            Some(self.x),
-            Some(self.weight),
-            self.bias,
-            Some(self.targets),
-            Some(self.logits),
-            Some(self.losses),
-            Some(self.settings),
-            Some(self.results),
-            self.gradient.map(|g| g.x_grad),
-            self.gradient.and_then(|g| g.weight_grad),
-            self.integer.and_then(|p| p.x_scales),
-            self.integer.map(|p| p.weight.scales),
-        ])?;
+        views!(arena;
+            x = Some(self.x),
+            weight = Some(self.weight),
+            bias = self.bias,
+            targets = Some(self.targets),
+            mut logits = Some(self.logits),
+            mut losses = Some(self.losses),
+            settings = Some(self.settings),
+            mut results = Some(self.results),
+            mut x_grad = self.gradient.map(|g| g.x_grad),
+            mut weight_grad = self.gradient.and_then(|g| g.weight_grad),
+            x_scales = self.integer.and_then(|p| p.x_scales),
+            scales = self.integer.map(|p| p.weight.scales),
+        );
         let integers = match self.integer {
             Some(product) => Some(IntegerRows::new(self.weight, product.weight, &weight, &scales)?),
             None => None,
@@ -148,7 +136,8 @@ impl Operation for HeadLoss {
             weight_grad.f32_mut()?.fill(0.0);
         }
         for (r, &target) in targets.u32()?.iter().enumerate() {
-            // Kept where there is room for all of them, in one place where there is not.
+            // The gradients of all rows stay where there is room for them; otherwise every row overwrites the same
+            // slot.
             let keeps = self.gradient.is_some_and(|g| g.weight_grad.is_none()) && self.logits.rows() >= self.x.rows();
             let all = &mut logits.f32_mut()?[if keeps { r * vocabulary } else { 0 }..][..vocabulary];
             if target == IGNORE {
@@ -189,7 +178,7 @@ impl Operation for HeadLoss {
             dx.fill(0.0);
             for (v, (dz, w)) in logits.iter_mut().zip(weight.chunks_exact(d)).enumerate() {
                 if self.softcap > 0.0 {
-                    // Its power took the logit's place.
+                    // The logit was overwritten with its exponential, so it is computed again.
                     let z = dot(x, w) + bias.f32()?.get(v).unwrap_or(&0.0);
                     *dz *= softcap_derivative(z, self.softcap);
                 }
@@ -233,7 +222,7 @@ mod tests {
 
     #[test]
     fn losses_agree_with_f64_and_ignored_rows_have_none() {
-        // Capped, most of these logits are far from what they were.
+        // With the cap, most of these logits change a lot.
         [0.0, 2.0].into_iter().for_each(losses_agree_with_f64);
     }
 
@@ -307,7 +296,7 @@ mod tests {
         let weight_grad: [f32; 42] = b.get(exact.weight_grad.unwrap()).try_into().unwrap();
         assert_eq!(b.get(padded.weight_grad.unwrap())[..42], weight_grad);
         assert_eq!(b.get(padded.weight_grad.unwrap())[42..], [0.0; 12]);
-        // A padded id would be no target, and no weight has more ids than rows.
+        // A padded id must not be a target, and the number of ids must not exceed the weight's rows.
         let error = HeadLoss { ids: 10, ..case(&mut b, &[3]) }.validate();
         assert_eq!(error, Err(OperationError::Shape { operation: "head_loss", operand: "weight" }));
         for softcap in [-1.0, f32::INFINITY, f32::NAN] {
@@ -335,13 +324,13 @@ mod tests {
         let dz: [f32; 45] = b.get(op.logits).try_into().unwrap();
         let scale = b.values([1, 1, 1, 5], &[0.25; 5]);
         b.check_gradient(op, op.x, x_grad, op.losses, scale);
-        // In a chunk at a time the input's gradient is the same.
+        // With one chunk at a time the input's gradient is the same.
         let whole: [f32; 30] = b.get(x_grad).try_into().unwrap();
         let chunk = b.poison([1, 1, 2, 9]);
         let gradient = Some(HeadGrad { x_grad, weight_grad: None, accumulate: false });
         b.run(HeadLoss { gradient, logits: chunk, ..op });
         assert_eq!(b.get(x_grad), whole);
-        // A bias' gradient is the column sum of the logits'.
+        // The gradient of a bias is the column sum of the logits' gradient.
         let mut sums = [0.0; 9];
         dz.iter().enumerate().for_each(|(i, dz)| sums[i % 9] += dz);
         let sums = b.values([1, 1, 1, 9], &sums);

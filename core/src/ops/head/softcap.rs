@@ -1,4 +1,4 @@
-//! Logits that are kept within bounds.
+//! A smooth cap on logits.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
@@ -9,7 +9,7 @@ use crate::ops::math::softcap;
 pub struct Softcap {
     /// [rows, d]: f32 in every precision.
     pub x: Region,
-    /// What results stay within; above 0.
+    /// The bound of the results; above 0.
     pub cap: f32,
 }
 

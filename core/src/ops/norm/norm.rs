@@ -5,6 +5,7 @@ use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 use crate::ops::Quantised;
 use crate::ops::math::{dot, sum};
+use crate::views;
 
 /// How rows are normalised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +33,7 @@ impl NormKind {
         }
     }
 
-    /// Mean and scale of a row of the statistics; what RMSNorm subtracts is 0.
+    /// Mean and scale of a row of the statistics; for RMSNorm the mean is 0.
     #[inline(always)]
     pub fn moments(self, stats: &[f32]) -> (f32, f32) {
         match self {
@@ -41,7 +42,7 @@ impl NormKind {
         }
     }
 
-    /// Writes mean and scale of a row, as far as they are kept.
+    /// Writes mean and scale of a row, or the scale alone for RMSNorm.
     #[inline(always)]
     pub fn keep(self, mean: f32, scale: f32, stats: &mut [f32]) {
         let kept: &[f32] = match self {
@@ -64,7 +65,7 @@ pub struct Affine {
 }
 
 impl Affine {
-    /// Shows its regions under these names.
+    /// Calls `visit` with its regions under these names.
     fn operands(&self, names: [&'static str; 3], visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read(names[0], self.gain));
         self.bias.into_iter().for_each(|r| visit(Operand::read(names[1], r)));
@@ -72,10 +73,10 @@ impl Affine {
     }
 }
 
-/// x̂ of each row as [`NormKind`] says, then one or two affine maps of it.
+/// x̂ of each row according to [`NormKind`], then one or two affine maps of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
-    /// What x̂ is.
+    /// The definition of x̂.
     pub kind: NormKind,
     /// [rows, d].
     pub x: Region,
@@ -88,7 +89,7 @@ pub struct Norm {
     pub first: Affine,
     /// The second, where one normalisation feeds two branches.
     pub second: Option<Affine>,
-    /// A copy of the first output as it is stored.
+    /// An 8-bit copy of the first output as it is stored.
     pub copy: Option<Quantised>,
 }
 
@@ -120,16 +121,16 @@ impl Operation for Norm {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let second = self.second;
-        let [x, gain, bias, gain2, bias2, mut stats, mut out, mut out2] = arena.views([
-            Some(self.x),
-            Some(self.first.gain),
-            self.first.bias,
-            second.map(|s| s.gain),
-            second.and_then(|s| s.bias),
-            Some(self.stats),
-            Some(self.first.out),
-            second.map(|s| s.out),
-        ])?;
+        views!(arena;
+            x = Some(self.x),
+            gain = Some(self.first.gain),
+            bias = self.first.bias,
+            gain2 = second.map(|s| s.gain),
+            bias2 = second.and_then(|s| s.bias),
+            mut stats = Some(self.stats),
+            mut out = Some(self.first.out),
+            mut out2 = second.map(|s| s.out),
+        );
         let (x, gain, bias, gain2, bias2) = (x.f32()?, gain.f32()?, bias.f32()?, gain2.f32()?, bias2.f32()?);
         let (stats, out, out2) = (stats.f32_mut()?, out.f32_mut()?, out2.f32_mut()?);
         let (d, kept) = (self.x.columns() as usize, self.kind.stats() as usize);
@@ -145,7 +146,7 @@ impl Operation for Norm {
             for (o, x) in out.iter_mut().zip(row) {
                 *o = x - mean;
             }
-            // Two passes: the variance of centred values keeps its digits where the mean is large.
+            // Two passes: the variance of centred values stays accurate where the mean is large.
             let scale = 1.0 / libm::sqrtf(dot(out, out) / d as f32 + self.eps);
             self.kind.keep(mean, scale, stat);
             let affine = |x: f32, gain: &f32, bias: Option<&f32>| {
@@ -224,7 +225,7 @@ mod tests {
     fn rows_of_rms_norm_have_the_gain_for_a_root_mean_square() {
         let mut b = Bench::<1024>::new();
         let (rows, d) = (3, 13);
-        // A mean far from 0, which LayerNorm would take away.
+        // A mean far from 0, which LayerNorm would remove.
         let x = b.normal([1, 1, rows, d], 1, 3.0);
         let shifted: [f32; 39] = core::array::from_fn(|i| b.get(x)[i] + 2.0);
         b.set(x, &shifted);

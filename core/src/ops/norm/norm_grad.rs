@@ -1,4 +1,4 @@
-//! The gradient of LayerNorm or RMSNorm, of one or two affine outputs at once.
+//! The gradients of LayerNorm or RMSNorm, for one or two affine outputs at once.
 
 use super::norm::NormKind;
 use crate::device::{Operand, Operation, OperationError};
@@ -6,21 +6,21 @@ use crate::memory::{Arena, Region};
 use crate::ops::Quantised;
 use crate::ops::math::sum;
 
-/// The gradients that belong to one affine output of a [`crate::ops::Norm`].
+/// The gradients of one affine output of a [`crate::ops::Norm`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AffineGrad {
     /// `[d]`.
     pub gain: Region,
     /// [rows, d].
     pub out_grad: Region,
-    /// `[d]`: where the gain learns.
+    /// `[d]`: if the gain learns.
     pub gain_grad: Option<Region>,
-    /// `[d]`: where the output has a bias, which learns.
+    /// `[d]`: if the output has a bias that learns.
     pub bias_grad: Option<Region>,
 }
 
 impl AffineGrad {
-    /// Shows its regions under these names.
+    /// Calls `visit` with its regions under these names.
     fn operands(&self, names: [&'static str; 4], accumulate: bool, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read(names[0], self.gain));
         visit(Operand::read(names[1], self.out_grad));
@@ -34,23 +34,23 @@ impl AffineGrad {
 /// `gain_grad (+)= Σ rows out_grad ∘ x̂`, `bias_grad (+)= Σ rows out_grad`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormGrad {
-    /// What x̂ is.
+    /// The definition of x̂.
     pub kind: NormKind,
     /// [rows, d]: the input of the forward pass.
     pub x: Region,
-    /// [rows, 2]: its mean and reciprocal deviation; for RMSNorm [rows, 1]: the reciprocal alone.
+    /// [rows, 2]: mean and reciprocal deviation; for RMSNorm [rows, 1]: the reciprocal alone.
     pub stats: Region,
     /// [rows, d].
     pub x_grad: Region,
     /// The first output.
     pub first: AffineGrad,
-    /// The second, where there is one.
+    /// The second output, if there is one.
     pub second: Option<AffineGrad>,
-    /// Whether to add to `x_grad`, where the gradient of a residual stream passes by.
+    /// Whether to add to `x_grad`, which then already has the gradient of a residual stream.
     pub add: bool,
-    /// Whether to add to the gains' and biases' gradients instead of writing over them.
+    /// Whether to add to the gains' and biases' gradients instead of overwriting them.
     pub accumulate: bool,
-    /// A copy of `x_grad` as it is stored.
+    /// An 8-bit copy of `x_grad` as it is stored.
     pub copy: Option<Quantised>,
 }
 
@@ -117,7 +117,7 @@ impl Operation for NormGrad {
         for (r, (row, stat)) in x.chunks_exact(d).zip(stats).enumerate() {
             let (mean, scale) = self.kind.moments(stat);
             let at = r * d..(r + 1) * d;
-            // g of one element, from one output or both.
+            // The g of one element, from one or both outputs.
             let g = |i: usize| {
                 let one = out_grad[at.start + i] * gain[i];
                 if two { one + out_grad2[at.start + i] * gain2[i] } else { one }
@@ -137,7 +137,7 @@ impl Operation for NormGrad {
 }
 
 impl NormGrad {
-    /// The gradient of a row: `g` is that of its normalised elements.
+    /// The gradient of a row: `g` gives the gradients of its normalised elements.
     fn row(&self, row: &[f32], (mean, scale): (f32, f32), g: impl Fn(usize) -> f32, to: &mut [f32]) {
         let mut lanes = [[0.0f32; 8]; 2];
         for (i, x) in row.iter().enumerate() {
@@ -183,7 +183,7 @@ mod tests {
             b.run(NormGrad { kind, x, stats, x_grad, first, second: None, add: false, accumulate: false, copy: None });
             b.check_gradient(forward, x, x_grad, out, out_grad);
             b.check_gradient(forward, gain, gain_grad, out, out_grad);
-            // Where gain and bias do not learn the rest is the same.
+            // Where gain and bias do not learn, the other results are the same.
             let first = AffineGrad { gain_grad: None, bias_grad: None, ..first };
             let alone = b.poison([1, 1, rows, d]);
             let op = NormGrad {

@@ -6,14 +6,14 @@ use crate::memory::{Arena, Region};
 use crate::ops::Heads;
 use crate::ops::math::dot;
 
-/// `x ← x̂ ∘ gain` with `x̂ = x / √(mean of x² + eps)` of every query and key head x, in place. Values stay.
+/// `x ← x̂ ∘ gain` with `x̂ = x / √(mean of x² + eps)` for every query and key head x, in place. Values stay unchanged.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QkNorm {
     /// [rows, width].
     pub qkv: Region,
-    /// [rows, (queries + keys) · size]: the heads as they were, queries before keys. For the backward pass.
+    /// [rows, (queries + keys) · size]: the heads before the norm, queries before keys. For the backward pass.
     pub raw: Option<Region>,
-    /// [rows, queries + keys]: 1 / √(mean square + eps) of each. For the backward pass.
+    /// [rows, queries + keys]: 1 / √(mean square + eps) of each head. For the backward pass.
     pub stats: Option<Region>,
     /// `[size]`.
     pub query_gain: Region,
@@ -117,7 +117,7 @@ mod tests {
                     assert_eq!(b.get(qkv)[r * width + i], before[r * width + i]);
                 }
             }
-            // Without what the backward pass wants.
+            // Without the outputs for the backward pass.
             let after = b.get(qkv)[0];
             b.set(qkv, &before[..width * 3]);
             b.run(QkNorm { raw: None, stats: None, ..norm });

@@ -5,25 +5,26 @@ use crate::memory::{Arena, Region};
 use crate::ops::Heads;
 use crate::ops::math::sum;
 
-/// With x̂ a normalised head, d the gradient of [`crate::ops::QkNorm`]'s output and g = d ∘ gain: `d ← (g − x̂ mean(g ∘ x̂)) /
-/// √(mean square + eps)` in place, and of the gains `gain_grad (+)= Σ rows Σ heads d ∘ x̂`. Values' gradients stay.
+/// With x̂ a normalised head, d the gradient of [`crate::ops::QkNorm`]'s output and g = d ∘ gain: `d ← (g − x̂ mean(g ∘
+/// x̂)) / √(mean square + eps)` in place, and for the gains `gain_grad (+)= Σ rows Σ heads d ∘ x̂`. Values' gradients
+/// stay unchanged.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QkNormGrad {
     /// [rows, width].
     pub qkv_grad: Region,
     /// [rows, (queries + keys) · size]: the heads before the norm.
     pub raw: Region,
-    /// [rows, queries + keys]: 1 / √(mean square + eps) of each.
+    /// [rows, queries + keys]: 1 / √(mean square + eps) of each head.
     pub stats: Region,
     /// `[size]`.
     pub query_gain: Region,
     /// `[size]`.
     pub key_gain: Region,
-    /// `[size]` each: of the query gain and the key gain, where they learn.
+    /// `[size]` each: the gradients of the query gain and the key gain, if they learn.
     pub gain_grads: Option<[Region; 2]>,
     /// The heads of a row.
     pub heads: Heads,
-    /// Whether to add to the gains' gradients instead of writing over them.
+    /// Whether to add to the gains' gradients instead of overwriting them.
     pub accumulate: bool,
 }
 
@@ -125,11 +126,11 @@ mod tests {
             let gain_grads = Some(gain_grads);
             let learning = QkNormGrad { qkv_grad, raw, stats, query_gain, key_gain, gain_grads, heads, accumulate };
             b.run(learning);
-            // Where the gains do not learn the rest is the same.
+            // Where the gains do not learn, the other results are the same.
             let alone = b.normal([1, 1, rows, width], 4, 1.0);
             b.run(QkNormGrad { qkv_grad: alone, gain_grads: None, ..learning });
             assert_eq!(b.bytes(alone), b.bytes(qkv_grad));
-            // The norm is in place, so its input is put there anew each time.
+            // The norm is in place, so its input is written again each time.
             let slope = |b: &mut Bench<4096>, region: Option<Region>, i: usize| {
                 let mut project = |step: f32| {
                     let mut moved = [0.0; 256];

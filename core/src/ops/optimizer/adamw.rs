@@ -23,7 +23,7 @@ pub struct AdamW {
     pub eps: f32,
 }
 
-/// What an AdamW update multiplies by, worked out once for all elements.
+/// The factors of an AdamW update, computed once for all elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWFactors {
     /// The gradient's factor: min(1, clip / norm).
@@ -37,7 +37,7 @@ pub struct AdamWFactors {
 }
 
 impl AdamWFactors {
-    /// Those of an update of parameters of this decay.
+    /// The factors of an update of parameters with this decay.
     pub(super) fn of(of: &Factors, own_decay: f32) -> AdamWFactors {
         let Factors { gradient, rate, corrections: [correction1, correction2], decay } = *of;
         AdamWFactors {
@@ -69,7 +69,7 @@ impl ByElement for AdamW {
         let g = gradient * f.gradient;
         let m = self.beta1 * first + (1.0 - self.beta1) * g;
         let v = self.beta2 * second + (1.0 - self.beta2) * (g * g);
-        // The square root is correctly rounded: a call that the compiler knows as an instruction.
+        // The square root is correctly rounded: the compiler replaces the call by an instruction.
         (weight * f.keep - f.step * m / (libm::sqrtf(v) * f.root + self.eps), [m, v])
     }
 }
@@ -139,7 +139,7 @@ mod tests {
     fn three_updates_agree_with_f64() {
         let mut b = Bench::<256>::new();
         let sound = case(&mut b, 16.0);
-        // Of another group, at twice the learning rate.
+        // For another group, at twice the learning rate.
         let op = AdamW { moved: Moved { group: Group::Vector, rate: 2.0, ..sound.moved }, ..sound };
         let mut w: [f64; 13] = core::array::from_fn(|i| f64::from(b.get(op.moved.weight)[i]));
         let (mut m, mut v) = ([0.0; 13], [0.0; 13]);
@@ -186,7 +186,7 @@ mod tests {
         let mut b = Bench::<256>::new();
         let alone = case(&mut b, 16.0);
         let split = case(&mut b, 16.0);
-        // One that falls halfway comes back a unit of its last place lower.
+        // One weight is halfway between two bf16, so its stored master is one unit in the last place lower.
         let mut values: [f32; 13] = b.get(alone.moved.weight).try_into().unwrap();
         values[4] = f32::from_bits(0x3f80_8000);
         let halves = values.map(remainder::split);
@@ -235,7 +235,7 @@ mod tests {
                     assert_eq!(b.bytes(kept)[i * BYTES..][..BYTES], block, "step {step}");
                     code.unpack(&block, numbers);
                 }
-                // The next step goes on from what was kept.
+                // The next step continues from the stored numbers.
                 b.set(region, &numbers);
             }
         }

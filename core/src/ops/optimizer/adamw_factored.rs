@@ -1,5 +1,5 @@
-//! AdamW (Loshchilov and Hutter 2019) of a matrix, whose second moment is that of its rows times that of its columns (Adafactor,
-//! Shazeer and Stern 2018).
+//! AdamW (Loshchilov and Hutter 2019) of a matrix with a factored second moment, one factor for the row and one for the
+//! column (Adafactor, Shazeer and Stern 2018).
 
 use super::adamw::AdamWFactors;
 use super::masters::{Dither, Masters};
@@ -9,23 +9,24 @@ use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
 use crate::ops::math::dot;
 use crate::train::{Results, Settings};
+use crate::views;
 
-/// Columns that are summed at a time by [`Operation::reference`].
+/// The number of columns that [`Operation::reference`] sums at a time.
 const AT_ONCE: usize = 16;
 
-/// With g the clipped gradient: `m = β₁ m + (1 − β₁) g`, `r = β₂ r + (1 − β₂) mean g²` of each row, `c` the same of each column,
-/// `v = r c / mean r`, `w = w (1 − lr · decay) − lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps)`. Where g² is a column times a row, v is
-/// AdamW's.
+/// With g the clipped gradient: `m = β₁ m + (1 − β₁) g`, `r = β₂ r + (1 − β₂) mean g²` for each row, `c` likewise for
+/// each column, `v = r c / mean r`, `w = w (1 − lr · decay) − lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps)`. Where the
+/// matrix of g² has rank 1, v is AdamW's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWFactored {
-    /// The matrix, row by row, with the padding behind it, which stays as it is; its corrections are 1 − β₁ᵗ and 1 − β₂ᵗ.
+    /// The matrix, row by row, followed by padding, which stays unchanged; its corrections are 1 − β₁ᵗ and 1 − β₂ᵗ.
     pub moved: Moved,
-    /// As many: m.
+    /// The same number of elements: m.
     pub first: Region,
     /// `[rows + columns]` of f32, with padding: r, then c.
     pub sides: Region,
-    /// Rows and columns. Blocks of states in 8 bits do not go across rows: those have few steps for the small numbers beside large ones,
-    /// and a row's numbers may be far smaller than its neighbour's.
+    /// Rows and columns. Blocks of 8-bit states must not span rows: a block has few steps for numbers much smaller than
+    /// its largest, and a row's numbers may be far smaller than those of the next row.
     pub shape: [u32; 2],
     /// β₁.
     pub beta1: f32,
@@ -46,26 +47,27 @@ impl AdamWFactored {
         Some(AdamWFactors::of(&self.moved.factors(settings, results)?, self.moved.decay))
     }
 
-    /// r of a row, or c of a column, that was `before`, of the sum of the squares of its `count` gradients before the clip.
+    /// The new r of a row, or c of a column, from its old value `before` and the sum of its `count` squared unclipped
+    /// gradients.
     #[inline(always)]
     pub fn side(&self, f: &AdamWFactors, before: f32, sum: f32, count: u32) -> f32 {
         self.beta2 * before + (1.0 - self.beta2) * (sum * (f.gradient * f.gradient) / count as f32)
     }
 
-    /// What r is multiplied by beside c: 1 / mean, of the sum of all r; 0 where there are none.
+    /// The factor 1 / mean r, from the sum of all r; 0 where that is 0.
     #[inline(always)]
     pub fn inverse(&self, sum: f32) -> f32 {
         if sum > 0.0 { self.shape[0] as f32 / sum } else { 0.0 }
     }
 
-    /// The new parameter and the new m of one element, by its v.
+    /// The new parameter and the new m of one element, given its v.
     #[inline(always)]
     pub fn element(&self, f: &AdamWFactors, weight: f32, gradient: f32, first: f32, second: f32) -> (f32, f32) {
         let m = self.beta1 * first + (1.0 - self.beta1) * (gradient * f.gradient);
         (weight * f.keep - f.step * m / (libm::sqrtf(second) * f.root + self.eps), m)
     }
 
-    /// Makes r and c those of this step.
+    /// Updates r and c for this step.
     fn move_sides(&self, f: &AdamWFactors, gradient: &[f32], rows: &mut [f32], columns: &mut [f32]) {
         let [height, width] = self.shape;
         let each = || gradient.chunks_exact(columns_of(self));
@@ -81,7 +83,7 @@ impl AdamWFactored {
     }
 }
 
-/// Columns, at least 1.
+/// The number of columns, at least 1.
 const fn columns_of(op: &AdamWFactored) -> usize {
     if op.shape[1] == 0 { 1 } else { op.shape[1] as usize }
 }
@@ -125,22 +127,21 @@ impl Operation for AdamWFactored {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        // A build without it has none of what follows.
+        // A build without the feature has no code for the following.
         if !cfg!(feature = "compressed") {
             return Err(self.misfit("first"));
         }
         let moved = &self.moved;
-        let [mut weight, mut remainder, gradient, mut first, mut none, mut sides, settings, results] =
-            arena.views([
-                Some(moved.weight),
-                moved.remainder,
-                Some(moved.gradient),
-                Some(self.first),
-                None,
-                Some(self.sides),
-                Some(moved.settings),
-                Some(moved.results),
-            ])?;
+        views!(arena;
+            mut weight = Some(moved.weight),
+            mut remainder = moved.remainder,
+            gradient = Some(moved.gradient),
+            mut first = Some(self.first),
+            mut none = None,
+            mut sides = Some(self.sides),
+            settings = Some(moved.settings),
+            results = Some(moved.results),
+        );
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = self.factors(settings, results) else { return Ok(()) };
         let ([height, width], gradient) = (self.shape.map(|side| side as usize), gradient.f32()?);
@@ -152,7 +153,7 @@ impl Operation for AdamWFactored {
         let masters = Masters::of(&mut weight, &mut remainder, Dither::of(results, moved.group))?;
         let (rows, columns) = (&*rows, &*columns);
         each_element(masters, gradient, [&mut first, &mut none], self.misfit("weight"), |i, w, g, [m, v]| {
-            // Behind the matrix there is padding.
+            // The elements after the matrix are padding.
             let side = rows.get(i / columns_of(self)).zip(columns.get(i % columns_of(self)));
             side.map_or((w, [m, v]), |(r, c)| {
                 let (w, m) = self.element(&factors, w, g, m, r * inverse * c);
@@ -192,7 +193,7 @@ mod tests {
         settings.into()
     }
 
-    /// A matrix with `padding` behind it; a norm of 4 against a clip of 2.
+    /// A matrix followed by `padding`; a norm of 4 with a clip of 2.
     fn case(b: &mut B, [rows, columns]: [u32; 2], padding: u32, loss: f32) -> AdamWFactored {
         let (shape, sides) = ([1, 1, 1, rows * columns + padding], [1, 1, 1, rows + columns + 3]);
         let moved = Moved {
@@ -217,7 +218,7 @@ mod tests {
         core::array::from_fn(|i| f64::from(b.get(region)[i]))
     }
 
-    /// The gradient of a step: none of some rows and of a column in some steps, and of unlike sizes.
+    /// The gradient of a step: 0 in some rows, and in one column in one step; otherwise of very different sizes.
     fn gradient(step: usize, i: usize, j: usize) -> f32 {
         let none = (i + step).is_multiple_of(3) || (j, step) == (4, 1);
         if none { 0.0 } else { ((i * 31 + j * j + 7 * step) as f32 * 0.3).sin() / (1 + 3 * i + j) as f32 }
@@ -264,7 +265,7 @@ mod tests {
         }
     }
 
-    /// Squares that are a column times a row at every step are what AdamW keeps element by element.
+    /// Where the squared gradients have rank 1 at every step, the factored moment equals AdamW's.
     #[test]
     fn gradients_of_rank_1_move_as_by_adamw() {
         const M: usize = 6;
@@ -332,7 +333,7 @@ mod tests {
                 assert_eq!(b.bytes(first)[i * BYTES..][..BYTES], block, "step {step}");
                 Code::Moment.unpack(&block, numbers);
             }
-            // The next step goes on from what was kept.
+            // The next step continues from the stored numbers.
             b.set(op.first, &numbers);
             b.set(op.moved.weight, &halves.map(|(w, lack)| remainder::join8(w, lack)));
         }
@@ -368,7 +369,7 @@ mod tests {
         refused(AdamWFactored { shape: [0, 4], ..op }, "weight");
         refused(AdamWFactored { sides: op.sides.slice_columns(0, 6), ..op }, "sides");
         refused(AdamWFactored { first: op.first.slice_columns(0, 12), ..op }, "first");
-        // A block of 8 bits would go across rows.
+        // A block of 8 bits would span rows.
         let large = case(&mut b, [4, 96], 0, 1.0);
         refused(AdamWFactored { first: b.codes(Dtype::Moment8, large.first.shape), ..large }, "first");
     }

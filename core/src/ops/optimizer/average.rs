@@ -1,4 +1,4 @@
-//! The average of parameters over steps, and its exchange with them.
+//! The average of parameters over steps, and the swap of both.
 
 use core::mem::replace;
 
@@ -8,36 +8,36 @@ use crate::memory::{Arena, Dtype, Region};
 use crate::optimizer::Group;
 use crate::train::{Results, Settings};
 
-/// `a = a + (w − a) c`, with the c of [`Settings::average`]: of a weight of each step 1/n is the running mean, a constant the
-/// exponential moving average. 1 begins the average: `a = w`. 0 leaves it alone, and so does a step whose norm or loss is not
-/// finite, unless it begins.
+/// `a = a + (w − a) c`, with the c of [`Settings::average`]: c = 1/n at step n gives the running mean, a constant c an
+/// exponential moving average. c = 1 starts the average: `a = w`. c = 0 leaves it unchanged, and so does a step with a
+/// norm or loss that is not finite, unless c = 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Average {
     /// `[n]`: w.
     pub weight: Region,
-    /// `[n]`: what they lack of their f32 masters, where they are kept in bf16. Then w is the master, and what is made of a is
-    /// one, as [`remainder`](crate::remainder) splits them.
+    /// `[n]`: the remainders of bf16 weights, if there are masters. Then w is the master, and when a becomes the weight
+    /// it is split as [`remainder`](crate::remainder) does.
     pub remainder: Option<Region>,
     /// `[n]`, f32: a.
     pub average: Region,
     /// The settings: c.
     pub settings: Region,
-    /// The results: the loss and the squared norm are read.
+    /// The results; reads the loss and the squared norm.
     pub results: Region,
 }
 
-/// Exchanges parameters with their averages. Twice is nothing.
+/// Swaps parameters with their averages. A second swap undoes the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Exchange {
     /// `[n]`.
     pub weight: Region,
-    /// `[n]`: what they lack of their f32 masters, where they are kept in bf16.
+    /// `[n]`: the remainders of bf16 weights, if there are masters.
     pub remainder: Option<Region>,
     /// `[n]`, f32.
     pub average: Region,
 }
 
-/// Whether `weight`, `remainder` and `average` belong together.
+/// Whether the shapes of `weight`, `remainder` and `average` match.
 fn validate(
     op: &impl Operation,
     weight: Region,
@@ -51,7 +51,7 @@ fn validate(
 }
 
 impl Average {
-    /// c; nothing where the averages stay as they are.
+    /// c; `None` where the averages stay unchanged.
     pub fn factor(settings: &Settings, results: &Results) -> Option<f32> {
         let c = settings.average;
         (c == 1.0 || c != 0.0 && results.are_finite()).then_some(c)
@@ -127,7 +127,7 @@ impl Operation for Exchange {
         let [mut weight, mut remainder, mut average] =
             arena.views([Some(self.weight), self.remainder, Some(self.average)])?;
         let average = average.f32_mut()?;
-        // Weights without masters have no averages.
+        // Averages require masters.
         let dither = Dither::of(&Results { loss: 0.0, squared_norm: 0.0 }, Group::Matrix);
         Masters::of(&mut weight, &mut remainder, dither)?.each(|i, w| average.get_mut(i).map_or(w, |a| replace(a, w)));
         Ok(())

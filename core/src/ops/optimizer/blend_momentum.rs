@@ -1,4 +1,4 @@
-//! The momentum of matrices in blocks of 8 bits, and the blend of it with the gradient.
+//! The momentum of matrices in blocks of 8 bits, and its blend with the gradient.
 
 use super::matrix_momentum::MatrixMomentum;
 use super::moved::Factors;
@@ -8,8 +8,8 @@ use crate::memory::{Arena, Region};
 use crate::optimizer::Group;
 use crate::train::{Results, Settings};
 
-/// What [`MatrixMomentum`] does with each element, wherever it lies: `m = μ m + (1 − μ) g` and `g = μ m + (1 − μ) g`, with the g on the
-/// right clipped. A gradient norm or a loss that is not finite changes nothing.
+/// As [`MatrixMomentum`], but element by element in place: `m = μ m + (1 − μ) g` and `g = μ m + (1 − μ) g`, with the
+/// clipped g on the right. A gradient norm or a loss that is not finite changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BlendMomentum {
     /// `[n]`, whole blocks.
@@ -18,9 +18,9 @@ pub struct BlendMomentum {
     pub momentum: Region,
     /// The settings: μ, clip.
     pub settings: Region,
-    /// The results: the loss and the squared norm are read.
+    /// The results; reads the loss and the squared norm.
     pub results: Region,
-    /// Whose μ is read.
+    /// The group whose μ is read.
     pub group: Group,
 }
 
@@ -54,7 +54,7 @@ impl Operation for BlendMomentum {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        // A build without them has none of what follows.
+        // A build without 8-bit blocks has no code for the following.
         if !cfg!(feature = "compressed") {
             return Err(self.misfit("momentum"));
         }
@@ -104,11 +104,11 @@ mod tests {
             let largest =
                 expected.iter().zip(gradients).map(|(m, g)| (0.9 * m + 0.05 * f64::from(g)).abs()).fold(0.0, f64::max);
             for (i, (m, g)) in expected.iter_mut().zip(gradients).enumerate() {
-                // A norm of 4 against a clip of 2: half the gradient.
+                // A norm of 4 with a clip of 2: half the gradient.
                 let new = 0.1 * 0.5 * f64::from(g);
                 *m = 0.9 * *m + new;
                 let blend = f64::from(b.get(op.gradient)[i]);
-                // Each step adds half a step of the code at most, and forgets a tenth of those before.
+                // Each step adds at most half a step of the code, and reduces the earlier errors by a tenth.
                 assert!((blend - (0.9 * *m + new)).abs() < 0.9 * 4.0 * largest / 127.0, "step {step}, {i}");
             }
         }

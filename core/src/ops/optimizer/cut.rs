@@ -1,37 +1,37 @@
-//! Where the matrices of one shape lie in the tables of a parameter: an update of whole matrices takes queries, keys and values
-//! apart, whichever way their rows lie.
+//! The positions of matrices of one shape in the tables of a parameter: an update of whole matrices treats queries,
+//! keys and values separately, whatever the order of their rows.
 
-/// Matrices of one shape, `parts` in each of `layers` layers. Of part p, row r lies at row
-/// `first + p · step + r / run · period + r % run` of a layer.
+/// Matrices of one shape, `parts` in each of `layers` layers. Row r of part p is row `first + p · step + r / run ·
+/// period + r % run` of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
     /// Layers.
     pub layers: u32,
     /// Elements from a layer to the next one, padding included.
     pub layer: u64,
-    /// How many matrices a layer has.
+    /// The number of matrices in a layer.
     pub parts: u32,
-    /// Rows of one.
+    /// Rows of a matrix.
     pub rows: u32,
-    /// Columns of one, which are those of a layer.
+    /// Columns of a matrix, which are those of the layer.
     pub columns: u32,
-    /// The first row of the first one.
+    /// The first row of the first matrix.
     pub first: u32,
-    /// Rows from there to the first one of the next part.
+    /// Rows from the first row of a part to the first row of the next part.
     pub step: u32,
-    /// Rows of one that follow each other.
+    /// The number of consecutive rows of one matrix.
     pub run: u32,
-    /// Rows from these to the next ones of the same matrix.
+    /// Rows from the beginning of such a run to the next run of the same matrix.
     pub period: u32,
 }
 
 impl Cut {
-    /// How many matrices there are.
+    /// The number of matrices.
     pub const fn count(&self) -> u32 {
         self.layers * self.parts
     }
 
-    /// Rows and columns of a matrix as it is orthogonalised: transposed where that makes it wide.
+    /// Rows and columns of a matrix when it is orthogonalised: transposed if that makes it wide.
     pub const fn wide(&self) -> [u32; 2] {
         if self.is_tall() { [self.columns, self.rows] } else { [self.rows, self.columns] }
     }
@@ -41,25 +41,25 @@ impl Cut {
         self.rows > self.columns
     }
 
-    /// Elements of a table of all layers.
+    /// Elements of a table with all layers.
     pub const fn elements(&self) -> u64 {
         (self.layers as u64).saturating_mul(self.layer)
     }
 
-    /// Where row `r` of matrix `number` begins in a table; matrices are counted layer by layer.
+    /// The index in a table of the first element of row `r` of matrix `number`, counted layer by layer.
     pub const fn row(&self, number: u32, r: u32) -> u64 {
         let (layer, part) = (number / self.parts, number % self.parts);
         let row = self.first + part * self.step + r / self.run * self.period + r % self.run;
         layer as u64 * self.layer + row as u64 * self.columns as u64
     }
 
-    /// Whether all rows lie within their layer and no two matrices share one.
+    /// Whether all rows are within their layer and no two matrices share a row.
     pub const fn fits(&self) -> bool {
         if self.parts == 0 || self.run == 0 || self.rows == 0 || !self.rows.is_multiple_of(self.run) {
             return false;
         }
         let runs = self.rows / self.run;
-        // Runs of all parts side by side within a period, or parts one after the other.
+        // Either the runs of all parts are next to each other within a period, or the parts follow each other.
         let apart = self.parts == 1
             || self.step >= self.run && self.parts as u64 * self.step as u64 <= self.period as u64
             || self.step >= self.rows && (runs == 1 || self.period >= self.run);
@@ -75,7 +75,7 @@ impl Cut {
 mod tests {
     use super::*;
 
-    /// Every element of three interleaved matrices and of two below one another is met once.
+    /// Every element of three interleaved matrices, and of two stacked ones, occurs once.
     #[test]
     fn rows_of_all_matrices_are_different_ones() {
         let interleaved =

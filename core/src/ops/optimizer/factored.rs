@@ -1,28 +1,29 @@
-//! Updates in place with a factored second moment, for tables whose gradient and moments would not fit: the decoder and
-//! the embedding of a spiking model (after Adafactor, Shazeer and Stern 2018, without its first moment).
+//! In-place updates with a factored second moment, for tables whose gradient and moments would not fit in memory: the
+//! decoder and the embedding of a spiking model (after Adafactor, Shazeer and Stern 2018, without its first moment).
 //!
-//! Neither is part of the global clip: a row's update is held at a root mean square of the learning rate instead. A
+//! Neither is part of the global clip: instead, the root mean square of a row's update is at most the learning rate. A
 //! step whose loss is not finite changes nothing, and a row, a bias or a column whose own squares are not finite stays
-//! as it is.
+//! unchanged.
 
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot, sum};
 use crate::train::{Results, Settings};
+use crate::views;
 
-/// What keeps a denominator from zero.
+/// The least value of a denominator.
 const EPS: f32 = 1e-12;
 
-/// The factor of a row's update that holds its root mean square at 1.
+/// The factor of a row's update that limits its root mean square to 1.
 fn held(squares: f32, columns: usize) -> f32 {
     let rms = libm::sqrtf(squares / columns as f32);
     if rms > 1.0 { 1.0 / rms } else { 1.0 }
 }
 
-/// With `G = out_gradᵀ x` and its column sums g: `row_v ← β₂ row_v + (1 − β₂) mean_d G²`,
-/// `u = G / √(row / (1 − β₂ᵗ) · column_d / mean of column)`, held at a root mean square of 1 a row, `weight −= rate lr u`;
-/// `bias −= lr g / √(bias moment / (1 − β₂ᵗ))`; then `column_d ← β₂ column_d + (1 − β₂) mean_v G²`, so that a row does not
-/// wait for those below it. While all columns are 0 they count as equal.
+/// With `G = out_gradᵀ x` and its column sums g: `row_v ← β₂ row_v + (1 − β₂) mean_d G²`, `u = G / √(row / (1 − β₂ᵗ) ·
+/// column_d / mean of column)`, limited to a root mean square of 1 in each row, `weight −= rate lr u`; `bias −= lr g /
+/// √(bias moment / (1 − β₂ᵗ))`; then `column_d ← β₂ column_d + (1 − β₂) mean_v G²`, last, so that no row waits for the
+/// rows after it. While all column moments are 0 they count as equal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FactoredUpdate {
     /// [rows, D].
@@ -33,20 +34,20 @@ pub struct FactoredUpdate {
     pub weight: Region,
     /// `[V]`.
     pub bias: Region,
-    /// [2, V]: the row moments and the biases'.
+    /// [2, V]: the moments of the rows, and those of the biases.
     pub row_moment: Region,
-    /// [2, D]: the column moments, and their sums under way.
+    /// [2, D]: the moments of the columns, and their partial sums.
     pub column_moment: Region,
-    /// [tile, D]: as much of G as exists at once.
+    /// [tile, D]: the rows of G that exist at once.
     pub tile: Region,
     /// The settings: learning rate, its correction.
     pub settings: Region,
-    /// The results: the loss is read.
+    /// The results; reads the loss.
     pub results: Region,
     /// β₂.
     pub beta2: f32,
-    /// The share of the learning rate that the weight moves by. Of D inputs that all move a logit the same way each
-    /// shall move it by less the more there are (Yang et al. 2021).
+    /// The share of the learning rate that applies to the weight. Where D inputs all change a logit in the same
+    /// direction, each weight must change less the larger D is (Yang et al. 2021).
     pub rate: f32,
 }
 
@@ -95,7 +96,7 @@ impl Operation for FactoredUpdate {
         let (columns, sums) = column_moment.split_at_mut(d);
         let mean = sum(columns) / d as f32;
         sums.fill(0.0);
-        // One row of G at a time: devices take a tile.
+        // One row of G at a time; devices compute a tile of rows.
         let g = &mut tile[..d];
         for v in 0..vocabulary {
             g.fill(0.0);
@@ -126,14 +127,14 @@ impl Operation for FactoredUpdate {
     }
 }
 
-/// The rows of a table that a batch used, moved in place: with g the sum of `x_grad` over a row's tokens and n the steps
-/// that used it, `m ← β₂ m + (1 − β₂) mean g²`, `u = g / √(m / (1 − β₂ⁿ))`, held at a root mean square of 1,
-/// `table −= lr u`.
+/// The rows of a table that a batch used, updated in place: with g the sum of `x_grad` over a row's tokens and n the
+/// number of steps that used it, `m ← β₂ m + (1 − β₂) mean g²`, `u = g / √(m / (1 − β₂ⁿ))`, limited to a root mean
+/// square of 1, `table −= lr u`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmbedUpdate {
     /// `[rows]` u32.
     pub ids: Region,
-    /// [rows, E]; the first row of an id becomes the sum of all of them.
+    /// [rows, E]; the first row of each id is overwritten with the sum of all rows of that id.
     pub x_grad: Region,
     /// [V, E].
     pub table: Region,
@@ -141,7 +142,7 @@ pub struct EmbedUpdate {
     pub moment: Region,
     /// The settings: learning rate.
     pub settings: Region,
-    /// The results: the loss is read.
+    /// The results; reads the loss.
     pub results: Region,
     /// β₂.
     pub beta2: f32,
@@ -172,14 +173,14 @@ impl Operation for EmbedUpdate {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [ids, mut x_grad, mut table, mut moment, settings, results] = arena.views([
-            Some(self.ids),
-            Some(self.x_grad),
-            Some(self.table),
-            Some(self.moment),
-            Some(self.settings),
-            Some(self.results),
-        ])?;
+        views!(arena;
+            ids = Some(self.ids),
+            mut x_grad = Some(self.x_grad),
+            mut table = Some(self.table),
+            mut moment = Some(self.moment),
+            settings = Some(self.settings),
+            results = Some(self.results),
+        );
         if !Results::from_slice(results.f32()?)?.loss.is_finite() {
             return Ok(());
         }
@@ -341,7 +342,7 @@ mod tests {
             assert_eq!(b.get(op.bias)[v] == bias[v], v == 2, "bias {v}");
         }
         assert_eq!((b.get(op.row_moment)[2], b.get(op.row_moment)[6]), (0.0, 0.0));
-        // Every column holds a gradient of the row that has none.
+        // Every column includes a gradient of the row whose sum is not finite.
         assert_eq!(b.get(op.column_moment)[..5], [0.0; 5]);
 
         let mut grad = [1.0; 15];

@@ -91,7 +91,7 @@ mod tests {
         let mut w: [f64; 13] = core::array::from_fn(|i| f64::from(b.get(moved.weight)[i]));
         let (mut m, mut opposed) = ([0.0f64; 13], false);
         for step in 0..6 {
-            // It turns round, so that blend and gradient differ in sign.
+            // The sign of the gradient is reversed, so that blend and gradient differ in sign.
             let turned = gradient.map(|g| if step < 4 { g } else { -0.3 * g });
             b.set(moved.gradient, &turned);
             b.run(op);

@@ -1,4 +1,4 @@
-//! The f32 masters of a range of parameters, in whichever form they are kept.
+//! The f32 masters of a range of parameters, in any of their storage forms.
 
 use core::ops::Range;
 
@@ -13,25 +13,25 @@ use crate::train::Results;
 
 /// Parameters that an update reads and writes as f32.
 pub(super) enum Masters<'v> {
-    /// They are f32 themselves.
+    /// f32 weights, which are their own masters.
     Whole(&'v mut [f32]),
-    /// They are bf16, with what those lack.
+    /// bf16 weights with remainders of 16 bits.
     Split(&'v mut [u16], &'v mut [i16]),
-    /// They are bf16, with 8 bits of what those lack.
+    /// bf16 weights with remainders of 8 bits.
     #[cfg(feature = "compressed")]
     Short(&'v mut [u16], &'v mut [i8]),
-    /// They are bf16 alone, which random numbers round; the first of them has this number.
+    /// bf16 weights alone, rounded stochastically; the number is the index of the first weight.
     #[cfg(feature = "compressed")]
     Dithered(&'v mut [u16], Dither, u64),
 }
 
-/// The random numbers that round weights without masters: of a step and a group of parameters. A step is known by its loss and its
-/// norm, so nothing is kept for them and a run that goes on has the same.
+/// The random numbers that round weights without masters, for a step and a group of parameters. Loss and norm identify
+/// the step, so there is no state, and a resumed run draws the same numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Dither(#[cfg(feature = "compressed")] Random);
 
 impl Dither {
-    /// Those of this step.
+    /// The random numbers of this step.
     #[cfg(feature = "compressed")]
     pub fn of(results: &Results, group: Group) -> Dither {
         let Results { loss, squared_norm } = *results;
@@ -45,7 +45,7 @@ impl Dither {
         Dither()
     }
 
-    /// Of element i: a word has two.
+    /// The number for element i: a word has two.
     #[cfg(feature = "compressed")]
     fn at(self, i: u64) -> u16 {
         let word = self.0.block(i / 8)[(i % 8 / 2) as usize];
@@ -54,10 +54,10 @@ impl Dither {
 }
 
 impl<'v> Masters<'v> {
-    /// Those of `weight` and its `remainder`, which is a view of nothing where there is none.
+    /// The masters of `weight` and its `remainder`, which is a view without a region where there is none.
     ///
     /// # Errors
-    /// Regions of other types.
+    /// The error for regions of other types.
     pub fn of(
         weight: &'v mut View<'_>,
         remainder: &'v mut View<'_>,
@@ -75,7 +75,7 @@ impl<'v> Masters<'v> {
         }
     }
 
-    /// Master i; 0 where there are fewer.
+    /// Master i; 0 out of range.
     #[inline(always)]
     pub fn get(&self, i: usize) -> f32 {
         match self {
@@ -92,7 +92,7 @@ impl<'v> Masters<'v> {
         }
     }
 
-    /// Some of them; nothing where there are fewer.
+    /// The masters in `range`; `None` out of range.
     pub fn part(&mut self, range: Range<usize>) -> Option<Masters<'_>> {
         match self {
             Self::Whole(weights) => weights.get_mut(range).map(Masters::Whole),
@@ -107,7 +107,7 @@ impl<'v> Masters<'v> {
         }
     }
 
-    /// Puts `new(i, w)` in the place of every w.
+    /// Replaces every master w with `new(i, w)`.
     #[inline(always)]
     pub fn each(&mut self, mut new: impl FnMut(usize, f32) -> f32) {
         match self {
@@ -132,7 +132,7 @@ impl<'v> Masters<'v> {
         }
     }
 
-    /// What would be kept of x.
+    /// The value of x after it is stored and read back.
     #[inline(always)]
     pub fn kept(&self, x: f32) -> f32 {
         match self {
@@ -146,7 +146,7 @@ impl<'v> Masters<'v> {
                 let (weight, lack) = remainder::split8(x);
                 remainder::join8(weight, lack)
             }
-            // Averages are of masters.
+            // Averages are taken of masters only.
             #[cfg(feature = "compressed")]
             Self::Dithered(..) => x,
         }

@@ -1,4 +1,4 @@
-//! The momentum of matrices, and the blend of it with the gradient that Muon orthogonalises (Jordan et al. 2024, Muon: An
+//! The momentum of matrices, and its blend with the gradient that Muon orthogonalises (Jordan et al. 2024, Muon: An
 //! optimizer for hidden layers in neural networks).
 
 use super::cut::Cut;
@@ -8,29 +8,30 @@ use crate::memory::{Arena, Region};
 use crate::optimizer::Group;
 use crate::train::{Results, Settings};
 
-/// With g the clipped gradient and μ the first correction of the group: `m = μ m + (1 − μ) g` in place, and the matrices of
-/// `μ m + (1 − μ) g` (Nesterov) one behind the other, each transposed where that makes it wide. A gradient norm or a loss that
-/// is not finite leaves m and gives zeros.
+/// With g the clipped gradient and μ the first correction of the group: `m = μ m + (1 − μ) g` in place, and writes the
+/// matrices of `μ m + (1 − μ) g` (Nesterov) one after the other, each transposed if that makes it wide. A gradient norm
+/// or a loss that is not finite leaves m unchanged and writes zeros.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixMomentum {
     /// `[cut's elements]`.
     pub gradient: Region,
-    /// `[cut's elements]`: m; nothing where [`BlendMomentum`](super::BlendMomentum) has made g the blend, which is only cut then.
+    /// `[cut's elements]`: m; `None` where [`BlendMomentum`](super::BlendMomentum) has replaced g with the blend, which
+    /// is only copied.
     pub momentum: Option<Region>,
     /// [1, matrices, m, n], m ≤ n.
     pub out: Region,
     /// The settings: μ, clip.
     pub settings: Region,
-    /// The results: the loss and the squared norm are read.
+    /// The results; reads the loss and the squared norm.
     pub results: Region,
-    /// Whose μ is read.
+    /// The group whose μ is read.
     pub group: Group,
-    /// Where the matrices lie.
+    /// The positions of the matrices.
     pub cut: Cut,
 }
 
 impl MatrixMomentum {
-    /// Moves one element of the momentum, and what is orthogonalised of it.
+    /// Updates one element of the momentum, and returns the blend.
     #[inline(always)]
     pub fn blend(gradient: f32, momentum: &mut f32, keep: f32) -> f32 {
         let new = (1.0 - keep) * gradient;
@@ -134,9 +135,9 @@ mod tests {
                     approx::assert_relative_eq!(blend, 0.9 * kept + 0.1 * g, epsilon = 1e-6);
                 }
             }
-            // What belongs to other matrices, and padding, stays.
+            // The elements of other matrices, and padding, stay unchanged.
             assert!((0..128).filter(|at| !met[*at]).all(|at| b.get(momentum)[at] == before[at]));
-            // Blended before, they are only cut.
+            // A gradient that is already the blend is only copied.
             let g = <[f32; 128]>::try_from(b.get(gradient)).unwrap();
             b.run(MatrixMomentum { momentum: None, ..op });
             for number in 0..cut.count() {

@@ -1,4 +1,4 @@
-//! Moves the matrices of a parameter by what was made of their momentum.
+//! Updates the matrices of a parameter with their orthogonalised momentum.
 
 use super::cut::Cut;
 use super::masters::{Dither, Masters};
@@ -7,42 +7,43 @@ use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
 use crate::optimizer::Group;
 use crate::train::{Results, Settings};
+use crate::views;
 
-/// `w = w (1 − lr · decay) − lr · √max(1, rows / columns) · f · x`, the scale of Jordan et al. 2024; f is the row's factor where there
-/// are some, else 1. With `cautious` decay falls only on elements that x moves towards 0 (Chen et al. 2025, Cautious Weight Decay).
-/// A gradient norm or a loss that is not finite changes nothing.
+/// `w = w (1 − lr · decay) − lr · √max(1, rows / columns) · f · x`, with the scale of Jordan et al. 2024; f is the
+/// row's factor if there are factors, else 1. If `cautious`, decay applies only to elements that x moves towards 0
+/// (Chen et al. 2025, Cautious Weight Decay). A gradient norm or a loss that is not finite changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixMove {
     /// `[cut's elements]`: the parameters.
     pub weight: Region,
-    /// `[cut's elements]`: what they lack of their f32 masters, where they are kept in bf16.
+    /// `[cut's elements]`: the remainders of bf16 weights, if there are masters.
     pub remainder: Option<Region>,
-    /// [1, matrices, m, n], m ≤ n: transposed where that makes it wide.
+    /// [1, matrices, m, n], m ≤ n: transposed if that makes it wide.
     pub x: Region,
-    /// [1, 1, matrices, rows] of f32: what [`RowFactors`](super::RowFactors) makes.
+    /// [1, 1, matrices, rows] of f32: the output of [`RowFactors`](super::RowFactors).
     pub factors: Option<Region>,
     /// The settings: the learning rate.
     pub settings: Region,
-    /// The results: the loss and the squared norm are read.
+    /// The results; reads the loss and the squared norm.
     pub results: Region,
     /// The parameters' group.
     pub group: Group,
-    /// Where the matrices lie.
+    /// The positions of the matrices.
     pub cut: Cut,
     /// Factor of the learning rate.
     pub rate: f32,
-    /// Weight decay, times that of the settings.
+    /// Weight decay, multiplied by that of the settings.
     pub decay: f32,
-    /// Whether decay falls only where x has the sign of w.
+    /// Whether decay applies only where x has the sign of w.
     pub cautious: bool,
 }
 
-/// What the numbers of a step come to.
+/// The factors of an update.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixFactors {
-    /// What x is multiplied by.
+    /// The factor of x.
     pub step: f32,
-    /// What a weight is multiplied by that decays.
+    /// The factor of a weight that decays.
     pub keep: f32,
 }
 
@@ -97,17 +98,17 @@ impl Operation for MatrixMove {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [mut weight, mut remainder, x, row_factors, settings, results] = arena.views([
-            Some(self.weight),
-            self.remainder,
-            Some(self.x),
-            self.factors,
-            Some(self.settings),
-            Some(self.results),
-        ])?;
+        views!(arena;
+            mut weight = Some(self.weight),
+            mut remainder = self.remainder,
+            x = Some(self.x),
+            row_factors = self.factors,
+            settings = Some(self.settings),
+            results = Some(self.results),
+        );
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = self.factors(settings, results) else { return Ok(()) };
-        // Of rows without factors there are none.
+        // Empty without row factors.
         let (cut, x, row_factors) = (&self.cut, x.f32()?, row_factors.f32()?);
         let ([m, n], columns) = (cut.wide().map(|side| side as usize), cut.columns as usize);
         let mut masters = Masters::of(&mut weight, &mut remainder, Dither::of(results, self.group))?;

@@ -1,4 +1,4 @@
-//! Updates of parameters, the norm that they are clipped by, and their averages.
+//! Updates of parameters, the norm for clipping, and the averages of parameters.
 
 mod adamw;
 mod adamw_factored;

@@ -1,4 +1,4 @@
-//! What every rule of update reads and writes besides its own state, with the global clip and the masters of bf16.
+//! The operands that every update rule has in addition to its own state, with the global clip and the masters of bf16.
 
 use super::masters::{Dither, Masters};
 use crate::compressed::BLOCK;
@@ -8,52 +8,53 @@ use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region, View};
 use crate::optimizer::{Group, STATES};
 use crate::train::{Results, Settings};
+use crate::views;
 
-/// The parameters that an update moves, and what it moves them by. A gradient norm or a loss that is not finite changes
-/// nothing.
+/// The parameters of an update, and the operands common to all rules. A gradient norm or a loss that is not finite
+/// changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moved {
     /// `[n]`: the parameters.
     pub weight: Region,
-    /// `[n]`: what they lack of their f32 masters, where they are kept in bf16. A master moves, and is split again. bf16 without it
-    /// move by themselves, rounded up or down by chance: on average they move as masters do.
+    /// `[n]`: the remainders of bf16 weights, if there are masters. The update applies to the master, which is then
+    /// split again. Without masters bf16 weights are rounded stochastically: on average they change as masters do.
     pub remainder: Option<Region>,
     /// `[n]`.
     pub gradient: Region,
     /// The settings: learning rate, corrections, clip.
     pub settings: Region,
-    /// The results: the loss and the squared norm are read.
+    /// The results; reads the loss and the squared norm.
     pub results: Region,
-    /// Whose corrections of the settings are read.
+    /// The group whose corrections in the settings are read.
     pub group: Group,
     /// Factor of the learning rate.
     pub rate: f32,
-    /// Weight decay, times that of the settings.
+    /// Weight decay, multiplied by that of the settings.
     pub decay: f32,
 }
 
-/// What the numbers of a step come to for some parameters.
+/// The factors of a step for some parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Factors {
     /// The gradient's factor: min(1, clip / norm).
     pub gradient: f32,
-    /// The learning rate times that of the parameters.
+    /// The learning rate times the parameters' own factor.
     pub rate: f32,
-    /// Their corrections.
+    /// The parameters' corrections.
     pub corrections: [f32; 2],
-    /// Factor of their weight decay.
+    /// The factor of the parameters' weight decay.
     pub decay: f32,
 }
 
-/// An update of which each element is one of a parameter, its gradient and its numbers of state.
+/// An update that computes each element from a parameter, its gradient and its numbers of state.
 pub trait ByElement: Operation {
-    /// What it multiplies by, worked out once for all elements.
+    /// The factors of the update, computed once for all elements.
     type Factors;
 
     /// The parameters.
     fn moved(&self) -> &Moved;
 
-    /// `[n]` each: its state, with its operands' names; nothing where it keeps less.
+    /// `[n]` each: its state, with the operands' names; `None` where it has less state.
     fn states(&self) -> [Option<(&'static str, Region)>; STATES];
 
     /// The factors of this update.
@@ -62,7 +63,7 @@ pub trait ByElement: Operation {
     /// The new parameter and the new state of one element.
     fn element(&self, f: &Self::Factors, weight: f32, gradient: f32, state: [f32; STATES]) -> (f32, [f32; STATES]);
 
-    /// Shows the operands.
+    /// Calls `visit` with the operands.
     fn shown(&self, visit: &mut dyn FnMut(Operand)) {
         let moved = self.moved();
         visit(Operand::update("weight", moved.weight));
@@ -73,7 +74,7 @@ pub trait ByElement: Operation {
         visit(Operand::read("results", moved.results).exact());
     }
 
-    /// Whether the shapes of its operands belong together.
+    /// Whether the shapes of its operands match.
     ///
     /// # Errors
     /// [`OperationError::Shape`].
@@ -84,7 +85,7 @@ pub trait ByElement: Operation {
         self.expect(moved.remainder.is_none_or(|r| r.elements() == n && bf16), "remainder")?;
         self.expect(moved.gradient.elements() == n, "gradient")?;
         let mut states = self.states().into_iter().flatten();
-        // All of them in blocks, which none is cut of, or none.
+        // Either all states are in blocks, which must be whole, or none is.
         let coded = self.states().into_iter().flatten().any(|(_, state)| state.dtype.is_coded());
         states.try_for_each(|(name, state)| {
             let alike = state.dtype.is_coded() == coded;
@@ -94,21 +95,21 @@ pub trait ByElement: Operation {
         self.expect(moved.results.elements() == Results::LEN, "results")
     }
 
-    /// Moves every element, as [`Operation::reference`] does.
+    /// Updates every element, as [`Operation::reference`] does.
     ///
     /// # Errors
     /// An operand that cannot be carved.
     fn each(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let (moved, [first, second]) = (self.moved(), self.states());
-        let [mut weight, mut remainder, gradient, mut first, mut second, settings, results] = arena.views([
-            Some(moved.weight),
-            moved.remainder,
-            Some(moved.gradient),
-            first.map(|(_, region)| region),
-            second.map(|(_, region)| region),
-            Some(moved.settings),
-            Some(moved.results),
-        ])?;
+        views!(arena;
+            mut weight = Some(moved.weight),
+            mut remainder = moved.remainder,
+            gradient = Some(moved.gradient),
+            mut first = first.map(|(_, region)| region),
+            mut second = second.map(|(_, region)| region),
+            settings = Some(moved.settings),
+            results = Some(moved.results),
+        );
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
         let (factors, gradient) = (self.factors(&factors), gradient.f32()?);
@@ -119,11 +120,11 @@ pub trait ByElement: Operation {
     }
 }
 
-/// Puts what `element(i, w, g, state)` makes in the place of every parameter and its state, which is a view of nothing where there is
-/// less of it.
+/// Replaces every parameter and its state with the result of `element(i, w, g, state)`. A state that the rule does not
+/// have is a view without a region.
 ///
 /// # Errors
-/// States of other types; `short` where there are fewer parameters than gradients.
+/// The error for states of other types; `short` where there are fewer parameters than gradients.
 #[inline(always)]
 pub(super) fn each_element(
     mut masters: Masters<'_>,
@@ -138,7 +139,7 @@ pub(super) fn each_element(
     }
     let (first, second) = (first.f32_mut()?, second.f32_mut()?);
     masters.each(|i, w| {
-        // Empty where nothing is kept, and a gradient is as long as its weights.
+        // A missing state is an empty slice, and a gradient is as long as its weights.
         let state = [&*first, &*second].map(|state| state.get(i).copied().unwrap_or(0.0));
         let (new, state) = element(i, w, gradient.get(i).copied().unwrap_or(0.0), state);
         for (kept, new) in [&mut *first, &mut *second].into_iter().zip(state) {
@@ -151,7 +152,7 @@ pub(super) fn each_element(
     Ok(())
 }
 
-/// [`each_element`] of states in blocks of 8 bits.
+/// [`each_element`] for states in blocks of 8 bits.
 #[cfg(feature = "compressed")]
 #[inline(never)]
 fn each_block(
@@ -181,8 +182,8 @@ fn each_block(
 }
 
 impl Factors {
-    /// Those of an update of parameters of `group`, at `rate` times the learning rate, or `None` where the norm or the loss is not
-    /// finite and the update is skipped.
+    /// The factors of an update of parameters of `group`, at `rate` times the learning rate, or `None` where the norm
+    /// or the loss is not finite and the update is skipped.
     pub fn of(settings: &Settings, results: &Results, group: Group, rate: f32) -> Option<Factors> {
         if !results.are_finite() {
             return None;

@@ -1,33 +1,35 @@
-//! Muon's Newton–Schulz iteration (Jordan et al. 2024; Björck and Bowie 1971): of a matrix the nearest one whose rows are
-//! orthogonal, roughly, by products alone.
+//! Muon's Newton–Schulz iteration (Jordan et al. 2024; Björck and Bowie 1971): roughly the nearest matrix with
+//! orthogonal rows, computed by matrix multiplications alone.
 
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot};
 
-/// Of each matrix X, m × n with m ≤ n: `X ← X / (‖X‖ + 1e-7)`, then five times `X ← a X + (b S + c S²) X` with `S = X Xᵀ`.
+/// For each matrix X, m × n with m ≤ n: `X ← X / (‖X‖ + 1e-7)`, then five times `X ← a X + (b S + c S²) X` with `S = X
+/// Xᵀ`.
 /// Singular values end between about 0.7 and 1.2.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Orthogonalise {
-    /// [1, matrices, m, n]: X; afterwards whatever is left there.
+    /// [1, matrices, m, n]: X; overwritten with intermediate values.
     pub x: Region,
     /// [1, matrices, m, n]: the result.
     pub out: Region,
-    /// [1, matrices, m, m]: room for S.
+    /// [1, matrices, m, m]: scratch for S.
     pub gram: Region,
-    /// [1, matrices, m, m]: room for b S + c S².
+    /// [1, matrices, m, m]: scratch for b S + c S².
     pub polynomial: Region,
 }
 
 impl Orthogonalise {
-    /// How often.
+    /// The number of iterations.
     pub const ITERATIONS: u32 = 5;
-    /// a, b and c: chosen by Jordan so that small singular values grow fastest, at the price of ending near 1 only roughly.
+    /// a, b and c: Jordan chose them so that small singular values grow fastest, at the price of ending only roughly at
+    /// 1.
     pub const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
     /// Added to the norm.
     pub const EPS: f32 = 1e-7;
 
-    /// Matrices, rows of one, columns of one.
+    /// The number of matrices, and the rows and columns of each.
     pub const fn sides(&self) -> [u32; 3] {
         let [_, matrices, m, n] = self.x.shape;
         [matrices, m, n]
@@ -52,7 +54,7 @@ impl Operation for Orthogonalise {
         self.expect(self.polynomial.shape == self.gram.shape, "polynomial")
     }
 
-    /// Of S and S² half: they are symmetric.
+    /// Half of the operations for S and S², which are symmetric.
     fn flops(&self) -> u64 {
         let [matrices, m, n] = self.sides().map(u64::from);
         let sides = n.saturating_mul(3).saturating_add(m);
@@ -117,7 +119,7 @@ mod tests {
         op
     }
 
-    /// The same in f64, by the definition.
+    /// The result in f64, by the definition.
     fn expected(x: &[f32], m: usize, n: usize) -> [f64; 64] {
         let mut now = [0.0f64; 64];
         now.iter_mut().zip(x).for_each(|(to, x)| *to = f64::from(*x));
@@ -159,7 +161,7 @@ mod tests {
         }
     }
 
-    /// Whatever the coefficients are said to be: rows end nearly orthogonal and nearly of length one.
+    /// Independent of the coefficients: the resulting rows are nearly orthogonal and nearly of length one.
     #[test]
     fn rows_end_nearly_orthonormal() {
         let mut b = Bench::<1024>::new();

@@ -1,4 +1,4 @@
-//! The squared norm of gradients that ranks share: of each piece by the rank that has it, then the sum of all.
+//! The squared norm of gradients that ranks share: each piece's norm on the rank that owns it, then the sum of all.
 
 use super::squared_norm::SquaredNorm;
 use crate::device::{Operand, Operation, OperationError};
@@ -6,10 +6,10 @@ use crate::memory::{Arena, Region, Sections, Sharing};
 use crate::ops::math::dot;
 use crate::train::Results;
 
-/// `norms[p] = Σ gradient²` over piece p of [`SquaredNorm::PIECE`] elements, the last one as far as it goes.
+/// `norms[p] = Σ gradient²` over piece p of [`SquaredNorm::PIECE`] elements; the last piece may be shorter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PieceNorms {
-    /// Gradients, beginning with a piece.
+    /// Gradients, beginning at a piece.
     pub gradient: Region,
     /// `[pieces]`.
     pub norms: Region,
@@ -40,17 +40,18 @@ impl Operation for PieceNorms {
     }
 }
 
-/// `results.squared_norm = Σ norms` of all pieces of a table, in order in f64: with [`PieceNorms`] of all pieces the bits of
-/// [`SquaredNorm`]. Ranks share the sections of the table, and the norms of a rank's pieces lie together.
+/// `results.squared_norm = Σ norms` of all pieces of a table, in order in f64: together with [`PieceNorms`] of all
+/// pieces the same bits as [`SquaredNorm`]. Ranks share the sections of the table, and the norms of a rank's pieces are
+/// contiguous.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SumNorms {
     /// [ranks, the pieces of a rank]: a rank's share of each section.
     pub norms: Region,
     /// The pieces of each section.
     pub sections: Sections,
-    /// Which kinds of sections a rank has as a whole, as [`Sharing::whole`].
+    /// Which kinds of sections are assigned to ranks as a whole, as [`Sharing::whole`].
     pub whole: [bool; 3],
-    /// The results; the squared norm is written.
+    /// The results; writes the squared norm.
     pub results: Region,
 }
 
@@ -60,7 +61,7 @@ impl SumNorms {
         Sharing { ranks: self.norms.rows(), whole: self.whole }
     }
 
-    /// Where among `norms` that of each piece of the table is, in the order of the table.
+    /// The index in `norms` of each piece of the table, in the order of the table.
     pub fn places(&self) -> impl Iterator<Item = usize> + use<> {
         let (sections, sharing) = (self.sections, self.sharing());
         let most = sharing.most(&sections);
@@ -108,13 +109,14 @@ mod tests {
     #[test]
     fn shares_have_the_norm_of_the_whole() {
         let mut b = Bench::<60_000>::new();
-        // Sections of 3, 2 and 2, and 1 pieces, of which the last is not whole.
+        // Sections of 3, 2 and 2, and 1 pieces, the last piece of which is shorter.
         let sections = Sections { before: 3, layer: 2, layers: 2, behind: 1 };
         let gradient = b.normal([1, 1, 1, 7 * 16_384 + 4_001], 1, 0.1);
         let [whole, shared] = [(); 2].map(|()| b.results(Results { loss: 5.0, ..Results::default() }));
         b.run(SquaredNorm { gradient, results: whole });
         let expected = b.get(whole).to_vec();
-        // Piece by piece of two ranks: the first has two of the first section and one of each other.
+        // Split by pieces on two ranks: the first rank has two pieces of the first section and one of each other
+        // section.
         let norms = b.poison([1, 1, 2, 5]);
         for (piece, place) in [(0, 0), (1, 1), (2, 5), (3, 2), (4, 7), (5, 3), (6, 8), (7, 4)] {
             let elements = (gradient.columns() - piece * 16_384).min(16_384);
@@ -125,7 +127,7 @@ mod tests {
         let sum = SumNorms { norms, sections, whole: [false; 3], results: shared };
         b.run(sum);
         assert_eq!(b.get(shared), expected);
-        // Layer by layer: the first rank has the first one, the second rank the second.
+        // Split by layers: the first rank has the first layer, the second rank the second.
         let norms = b.poison([1, 1, 2, 7]);
         for (piece, place) in [(0, 0), (1, 1), (2, 7), (3, 2), (4, 3), (5, 11), (6, 12), (7, 6)] {
             let elements = (gradient.columns() - piece * 16_384).min(16_384);

@@ -1,5 +1,5 @@
-//! What rows of an orthogonalised matrix are multiplied by, so that over the steps each moves its weights equally far (NorMuon,
-//! Li et al. 2025).
+//! The factors of the rows of an orthogonalised matrix that make each row change its weights equally over the steps
+//! (NorMuon, Li et al. 2025).
 
 use super::cut::Cut;
 use crate::device::{Operand, Operation, OperationError};
@@ -7,27 +7,27 @@ use crate::memory::{Arena, Region};
 use crate::ops::math::dot;
 use crate::train::Results;
 
-/// Of each matrix O, in the orientation of its parameter: `v = 0.95 v + 0.05 mean O²` of every row in place, and the factor of the
-/// row `s / √max(v, 1e-10)`. s keeps the norm of all of O as it is, so that no bias of v has to be corrected. A gradient norm or a
-/// loss that is not finite leaves v and gives zeros.
+/// For each matrix O, in the orientation of its parameter: `v = 0.95 v + 0.05 mean O²` for every row in place, and the
+/// row's factor `s / √max(v, 1e-10)`. s preserves the norm of all of O, so that no bias of v has to be corrected. A
+/// gradient norm or a loss that is not finite leaves v unchanged and writes zeros.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowFactors {
-    /// [1, matrices, m, n], m ≤ n: O, transposed where that makes it wide.
+    /// [1, matrices, m, n], m ≤ n: O, transposed if that makes it wide.
     pub x: Region,
     /// `[cut's elements]`: v.
     pub squares: Region,
     /// [1, 1, matrices, rows] of f32: the factors.
     pub factors: Region,
-    /// The results: the loss and the squared norm are read.
+    /// The results; reads the loss and the squared norm.
     pub results: Region,
-    /// Where the rows' numbers lie: those of matrices of as many rows, with one column.
+    /// The positions of the rows' numbers: those of matrices of as many rows and one column.
     pub cut: Cut,
 }
 
 impl RowFactors {
-    /// What v takes of a new mean.
+    /// The weight of a new mean in v.
     pub const SHARE: f32 = 0.05;
-    /// The least that is divided by.
+    /// The least value of v in the division.
     pub const FLOOR: f32 = 1e-10;
 
     /// Rows and columns of a matrix of x.
@@ -46,13 +46,14 @@ impl RowFactors {
         self.x.shape[if self.is_turned() { 2 } else { 3 }]
     }
 
-    /// v after this update, where a row has this mean square.
+    /// v after this update, for a row with this mean square.
     #[inline(always)]
     pub fn moved(before: f32, mean: f32) -> f32 {
         before + (mean - before) * Self::SHARE
     }
 
-    /// Makes the factors of a matrix' rows of the sums of their squares; `moved` gives v of a row after it met a mean square.
+    /// Turns the sums of squares of a matrix' rows into factors; `moved` returns v of a row after an update with a mean
+    /// square.
     #[inline(always)]
     pub fn finish(&self, sums: &mut [f32], mut moved: impl FnMut(u32, f32) -> f32) {
         let (columns, [mut before, mut after]) = (self.columns() as f32, [0.0; 2]);
@@ -122,7 +123,7 @@ mod tests {
     use crate::device::{Single, check};
     use crate::ops::testing::Bench;
 
-    /// Three in turn, and a tall one below others; rows of two layers.
+    /// Three interleaved matrices, and a tall one after other rows; rows of two layers.
     const CUTS: [(Cut, [u32; 2]); 2] = {
         let turns = Cut { layers: 2, layer: 128, parts: 3, rows: 4, columns: 1, first: 0, step: 2, run: 2, period: 6 };
         [(turns, [4, 5]), (Cut { parts: 1, rows: 9, first: 3, step: 9, run: 9, period: 9, ..turns }, [5, 9])]
@@ -172,7 +173,7 @@ mod tests {
                     }
                     approx::assert_relative_eq!(after, sums[..rows].iter().sum(), max_relative = 1e-5);
                 }
-                // What belongs to other matrices, and padding, stays.
+                // The elements of other matrices, and padding, stay unchanged.
                 let kept = |at: usize| f64::from((at % 7) as f32 * 0.1);
                 assert!((0..256).filter(|at| !met[*at]).all(|at| f64::from(b.get(op.squares)[at]) == kept(at)));
             }

@@ -96,7 +96,7 @@ mod tests {
             for _ in 0..3 {
                 bench.run(op);
                 for i in 0..13 {
-                    // A norm of 4 against a clip of 2: half the gradient.
+                    // A norm of 4 with a clip of 2: half the gradient.
                     let g = f64::from(bench.get(op.moved.gradient)[i]) * 2.0 / (4.0 + 1e-6) + 0.1 * 0.5 * w[i];
                     b[i] = f64::from(momentum) * b[i] + g;
                     w[i] -= 0.02 * b[i];
@@ -127,7 +127,7 @@ mod tests {
         let moved = Moved {
             weight,
             remainder: None,
-            // Upwards by 0.3 of the step above 1.
+            // An increase by 0.3 of the bf16 step above 1.
             gradient: b.values(shape, &[-0.3 / 128.0; N]),
             settings: b.settings(Settings { learning_rate: 1.0, ..Settings::UNIT }),
             results: b.results(Results { loss: 0.25, squared_norm: 0.5 }),
@@ -145,7 +145,7 @@ mod tests {
             assert!(weights.iter().all(|w| [0x3f80, 0x3f81].contains(w)));
             above.push(weights.iter().filter(|w| **w == 0x3f81).count()).unwrap();
         }
-        // Each is a sum of 2,048 chances of 0.3: 614 ± 21. Another step has others.
+        // Each count is a sum of 2,048 chances of 0.3: 614 ± 21. Another step has other numbers.
         assert!(above.iter().all(|count| (510..720).contains(count)) && above[0] != above[1], "{above:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The squared norm of all gradients: what a global clip needs before any parameter moves.
+//! The squared norm of all gradients, which a global clip needs before any parameter is updated.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
@@ -8,15 +8,15 @@ use crate::train::Results;
 /// `results.squared_norm = Σ gradient²`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SquaredNorm {
-    /// The range of all gradients, padding included (it holds zeros).
+    /// The range of all gradients, including padding, which is zero.
     pub gradient: Region,
-    /// The results; the squared norm is written.
+    /// The results; writes the squared norm.
     pub results: Region,
 }
 
 impl SquaredNorm {
-    /// Elements summed in one go; the sums of such pieces are then added in order. The same on every device that
-    /// promises the same bits whatever its number of threads.
+    /// The number of elements in a partial sum; the partial sums are then added in order. Equal on all devices that
+    /// guarantee the same bits whatever their number of threads.
     pub const PIECE: usize = 16_384;
 }
 

@@ -1,12 +1,12 @@
-//! The embedding mixed into the residual stream, and its gradient.
+//! Blends the embedding into the residual stream; and the gradient of this.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 use crate::ops::math::sum;
 
-/// `x ← e^s · x + t · first` in place, with the scalars (s, t); without scalars `x + first`. Both scalars at 0 change nothing.
-/// A factor that is e^s stays positive, so that its gradient can be had from what x has become (after the scalars of Jordan
-/// et al. 2024 on residual stream and embedding).
+/// `x ← e^s · x + t · first` in place, with the scalars (s, t); without scalars `x + first`. With both scalars at 0
+/// nothing changes. The factor e^s is positive, so that its gradient can be computed from the new x (after the scalars
+/// of Jordan et al. 2024 on residual stream and embedding).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Blend {
     /// [rows, d].
@@ -53,25 +53,25 @@ impl Operation for Blend {
     }
 }
 
-/// With g the gradient of what [`Blend`] made: `x_grad ← e^s · g` in place, `first_grad (+)= t · g`, and of the scalars
-/// `(+)= (Σ g ∘ (x − t · first), Σ g ∘ first)` over all elements, with x as it was made.
+/// With g the gradient of [`Blend`]'s output: `x_grad ← e^s · g` in place, `first_grad (+)= t · g`, and for the scalars
+/// `(+)= (Σ g ∘ (x − t · first), Σ g ∘ first)` over all elements, where x is the output.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BlendGrad {
-    /// [rows, d]: what was made.
+    /// [rows, d]: the output.
     pub x: Region,
     /// [rows, d].
     pub first: Region,
     /// `[2]`: s and t.
     pub scalars: Region,
-    /// [rows, d]: g, then the gradient of what x was.
+    /// [rows, d]: g, overwritten with the gradient of the input x.
     pub x_grad: Region,
     /// [rows, d].
     pub first_grad: Region,
-    /// Whether to add to it instead of writing over it.
+    /// Whether to add to `first_grad` instead of overwriting it.
     pub add: bool,
     /// `[2]`.
     pub scalar_grads: Region,
-    /// Whether to add to them instead of writing over them.
+    /// Whether to add to `scalar_grads` instead of overwriting them.
     pub accumulate: bool,
 }
 

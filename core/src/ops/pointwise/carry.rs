@@ -1,4 +1,4 @@
-//! Copying a region: what a segment hands to the next one.
+//! Copies a region: the state that a segment passes to the next one.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
@@ -6,9 +6,9 @@ use crate::memory::{Arena, Region};
 /// `to = from`, bit for bit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Carry {
-    /// What is read.
+    /// The source.
     pub from: Region,
-    /// Of the same type and size.
+    /// The destination, of the same type and size.
     pub to: Region,
 }
 

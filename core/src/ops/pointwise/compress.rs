@@ -1,34 +1,34 @@
-//! Activations in 8 bits, and back: what a layer keeps for the backward pass in place of what the forward pass works with.
+//! Activations to 8 bits and back: the copy that a layer saves for the backward pass in place of the activation.
 //!
-//! The codes are those of momenta ([`Code::Moment`]): blocks of 128 neighbours with a scale each, finer near 0. Of the codes
-//! that were compared they are off by least, as a share of the root mean square: of normal numbers 0.56 %, of integers with
-//! the same scales 0.64 % and of E4M3 2.6 %; of Student's t with 3 degrees of freedom 0.84 %, 1.4 % and 2.2 %. Blocks of 32
-//! would make that 0.50 and 0.58 %, for 9 % more bytes.
+//! The codes are those of momenta ([`Code::Moment`]): blocks of 128 neighbours with a scale each, finer near 0. They
+//! have the smallest error of the codes that were compared, as a share of the root mean square: for normal numbers 0.56
+//! %, against 0.64 % of integers with the same scales and 2.6 % of E4M3; for Student's t with 3 degrees of freedom 0.84
+//! %, 1.4 % and 2.2 %. Blocks of 32 would reduce the former two to 0.50 and 0.58 %, for 9 % more bytes.
 
 use crate::compressed::{BLOCK, Code};
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
-/// `out = codes of x`, in blocks of 128 numbers: see [`crate::compressed`]. Blocks go on from row to row; behind the last number
-/// the last one has zeros.
+/// `out = codes of x`, in blocks of 128 numbers: see [`crate::compressed`]. Blocks may span rows; the rest of the last
+/// block is zeros.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Compress {
     /// Of any shape.
     pub x: Region,
-    /// As many elements, in 8 bits with a sign.
+    /// The same number of elements, in 8 bits with a sign.
     pub out: Region,
 }
 
 /// `out = the numbers of codes`, rounded to the type of `out`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Expand {
-    /// Of any shape, in 8 bits with a sign, as [`Compress`] leaves them.
+    /// Of any shape, in 8 bits with a sign, as [`Compress`] writes them.
     pub codes: Region,
-    /// As many elements.
+    /// The same number of elements.
     pub out: Region,
 }
 
-/// Whether these are codes for so many numbers. A build without the feature `compressed` has none.
+/// Whether these are codes for this number of elements. A build without the feature `compressed` has none.
 fn fits(codes: &Region, numbers: &Region) -> bool {
     codes.dtype.code() == Some(Code::Moment) && codes.elements() == numbers.elements()
 }
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn numbers_come_back_as_those_of_the_formula_in_f64_and_no_farther_off_than_half_a_step() {
-        // Rows of 37, which blocks pass; a block that ends in the middle; and numbers a thousandth as large in every other one.
+        // Rows of 37, which blocks span; a block that ends in the middle; and every other number a thousandth as large.
         let shape = [1, 3, 3, 37];
         for (stream, scale) in [(1, 1e-6), (2, 0.3), (3, 1.0), (4, 2e5)] {
             let mut b = Bench::<1024>::new();
@@ -137,12 +137,12 @@ mod tests {
                     let (x, back) = (f64::from(numbers[i]), f64::from(b.get(out)[i]));
                     let step = libm::pow(1.0 + (x / largest).abs(), 2.0) / 254.0 * largest;
                     assert!((back - x).abs() <= 0.505 * step, "{i}: {x} is {back}");
-                    // Another code where it lies between two; a few in a thousand.
+                    // Another code is possible where x lies halfway between two; this happens for a few in a thousand.
                     let off = (back - expected[i]).abs();
                     assert!(off <= 1e-6 * largest || (x - back).abs() > 0.49 * step, "{i}: {back}, {}", expected[i]);
                 }
             }
-            // What is behind the last number are zeros.
+            // The elements after the last number are zeros.
             assert_eq!(b.bytes(codes)[2 * BYTES + 4 + 333 - 256..], [0; 3 * 128 - 333]);
             let again = b.codes(Dtype::Moment8, shape);
             b.run(Compress { x: out, out: again });

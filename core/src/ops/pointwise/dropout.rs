@@ -1,5 +1,5 @@
-//! Dropout (Srivastava et al. 2014): numbers that a training step leaves out by chance. Nothing is kept of a mask: it is a
-//! function of key, place, row and column, and the backward pass draws it again.
+//! Dropout (Srivastava et al. 2014): a training step leaves out random elements. A mask is not stored: it is a function
+//! of key, tensor, row and column, and the backward pass draws it again.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
@@ -13,7 +13,7 @@ impl Chance {
     /// Nothing is dropped.
     pub const NONE: Chance = Chance(0);
 
-    /// The one next to `p`; nothing where that is no number of 0 up to, but not including, 1.
+    /// The chance nearest to `p`; `None` where `p` is not in [0, 1).
     pub fn nearest(p: f32) -> Option<Chance> {
         let steps = libm::roundf(p * 65_536.0).min(65_535.0);
         (0.0..1.0).contains(&p).then_some(Chance(steps as u16))
@@ -24,32 +24,33 @@ impl Chance {
         self.0 > 0
     }
 
-    /// Of the 2¹⁶ numbers that are drawn the first one that keeps.
+    /// The first of the 2¹⁶ random numbers for which an element stays.
     pub const fn first_kept(self) -> u16 {
         self.0
     }
 
-    /// What is kept is multiplied by: 1 / (1 − p).
+    /// The factor of the elements that stay: 1 / (1 − p).
     pub fn factor(self) -> f32 {
         65_536.0 / (65_536.0 - f32::from(self.0))
     }
 }
 
-/// `x ← x ∘ mask / (1 − p)`, in place, with 0 for what is dropped. Of a gradient it is the gradient.
+/// `x ← x ∘ mask / (1 − p)`, in place, with 0 for dropped elements. Applied to a gradient, this is its own gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
     /// [rows, d].
     pub x: Region,
-    /// `[2]` u32: what [`Dropout::key`] made for the micro-batch.
+    /// `[2]` u32: the micro-batch's key from [`Dropout::key`].
     pub key: Region,
-    /// Which of a step's masks: each tensor has its own.
+    /// The number of the mask within a step: each tensor has its own.
     pub place: u32,
     /// The probability that a number is dropped.
     pub chance: Chance,
 }
 
 impl Dropout {
-    /// Columns whose numbers are drawn together: one block of Philox, 16 bits each, the lower halves first.
+    /// The number of columns whose random numbers are drawn together: one block of Philox, 16 bits each, lower halves
+    /// first.
     pub const TOGETHER: usize = 8;
 
     /// The key of the masks of micro-batch `number` of a run with this seed.
@@ -58,7 +59,7 @@ impl Dropout {
         [low, high]
     }
 
-    /// Drops of `x`, row `row` of the micro-batch.
+    /// Applies dropout to `x`, row `row` of the micro-batch.
     pub fn row(&self, key: [u32; 2], row: u32, x: &mut [f32]) {
         let (random, factor) = (Random::of_words([key[0], key[1], self.place, 0]), self.chance.factor());
         for (group, x) in x.chunks_mut(Self::TOGETHER).enumerate() {
@@ -105,7 +106,7 @@ mod tests {
 
     const TENTH: f32 = 0.1;
 
-    /// Which of ones are kept, of `[rows, d]` numbers at most 4096.
+    /// Which of a tensor of ones stay, for `[rows, d]` of at most 4096 elements.
     fn kept(key: [u32; 2], place: u32, p: f32, [rows, d]: [u32; 2]) -> heapless::Vec<bool, 4096> {
         let mut b = Bench::<2100>::new();
         let (x, key) = (b.poison([1, 1, rows, d]), b.ids(&key));
@@ -143,7 +144,7 @@ mod tests {
         let half = |key, place| kept(key, place, 0.5, [16, 256]);
         let mask = half([1, 2], 3);
         assert_eq!(mask, half([1, 2], 3));
-        // 4096 fair coins: 2048 ± 32, and within six of those.
+        // 4096 fair coins: 2048 ± 32, and within six deviations.
         let other = |n: usize| assert!((1856..=2240).contains(&n), "{n}");
         for (key, place) in [([1, 3], 3), ([2, 2], 3), ([2, 1], 3), ([1, 2], 4), ([1, 2], 1 << 31)] {
             other(differ(&mask, &half(key, place)));
@@ -152,7 +153,7 @@ mod tests {
         for shift in [1, 2, 4, 8, 16, 64] {
             other(differ(&mask[shift..], &mask) * 4096 / (4096 - shift));
         }
-        // Neighbours do not go by each other.
+        // Keys of neighbouring micro-batches are unrelated.
         let next = Dropout::key(5, 1);
         assert!(Dropout::key(5, 0) != next && Dropout::key(6, 1) != next && Dropout::key(5, 1) == next);
     }

@@ -1,4 +1,4 @@
-//! The exact GELU by itself: what a backward pass recomputes instead of keeping.
+//! The exact GELU by itself, for a backward pass that recomputes it.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};

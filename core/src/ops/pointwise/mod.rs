@@ -1,4 +1,4 @@
-//! What touches each element by itself: activations, copies.
+//! Element-wise operations: activations, copies.
 
 mod blend;
 mod carry;

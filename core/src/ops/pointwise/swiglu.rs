@@ -1,10 +1,11 @@
-//! SwiGLU (Shazeer 2020): the gate's SiLU times the other half of one fused projection, and its gradient.
+//! SwiGLU (Shazeer 2020): the gate's SiLU times the other half of one fused projection; and its gradient.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::fp8::Format;
 use crate::memory::{Arena, Dtype, Region};
 use crate::ops::math::silu;
 use crate::ops::{Quantised, encoded};
+use crate::views;
 
 /// `out = silu(gate) ∘ up`, silu(x) = x / (1 + e⁻ˣ).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,18 +14,18 @@ pub struct SwiGlu {
     pub gate_up: Region,
     /// [rows, d].
     pub out: Region,
-    /// A copy of `out` as it is stored.
+    /// An 8-bit copy of `out` as it is stored.
     pub copy: Option<Quantised>,
-    /// [rows, 2 d] E4M3: gate and up for [`SwiGluGrad::kept`], without a scale. Where there is no copy.
+    /// [rows, 2 d] E4M3: gate and up for [`SwiGluGrad::kept`], without a scale. Only without `copy`.
     pub kept: Option<Region>,
 }
 
-/// Whether `gate_up` is twice as wide as `out` and as long.
+/// Whether `gate_up` is twice as wide as `out` and has as many rows.
 fn fits(gate_up: &Region, out: &Region) -> bool {
     gate_up.columns() == 2 * out.columns() && gate_up.rows() == out.rows()
 }
 
-/// Whether `kept` can stand for `gate_up`.
+/// Whether `kept` has the shape and the type to replace `gate_up`.
 fn keeps(kept: &Region, gate_up: &Region) -> bool {
     kept.dtype == Dtype::E4m3 && kept.columns() == gate_up.columns() && kept.rows() == gate_up.rows()
 }
@@ -68,36 +69,38 @@ impl Operation for SwiGlu {
     }
 }
 
-/// `gate_grad = out_grad ∘ up ∘ silu'(gate)`, `up_grad = out_grad ∘ silu(gate)`, with
-/// silu'(x) = σ + x σ (1 − σ) and σ = 1 / (1 + e⁻ˣ). They take the place of the values they are the gradients of, but
-/// where there are `transposed` copies: then copies are all that is made.
+/// `gate_grad = out_grad ∘ up ∘ silu'(gate)`, `up_grad = out_grad ∘ silu(gate)`, with silu'(x) = σ + x σ (1 − σ) and σ
+/// = 1 / (1 + e⁻ˣ). The gradients overwrite gate and up, except where there are `transposed` copies: then only copies
+/// of the gradients are written.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SwiGluGrad {
-    /// [rows, 2 d]: gate and up, then their gradients; only the gradients where gate and up are `kept`.
+    /// [rows, 2 d]: gate and up, overwritten with their gradients; only the gradients where gate and up are read from
+    /// `kept`.
     pub gate_up: Region,
     /// [rows, d].
     pub out_grad: Region,
-    /// [rows, d]: where wanted, what [`SwiGlu`] makes of gate and up (of the rounded ones if they are `kept`), bit for bit.
+    /// [rows, d]: if requested, [`SwiGlu`]'s output for gate and up (or for the rounded ones in `kept`), bit for bit.
     pub out: Option<Region>,
-    /// A copy of both gradients as they are stored.
+    /// An 8-bit copy of both gradients as they are stored.
     pub copy: Option<Quantised>,
-    /// Transposed copies, beside `copy` and without `out`.
+    /// Transposed copies, together with `copy` and without `out`.
     pub transposed: Option<TransposedCopies>,
-    /// [rows, 2 d] E4M3: gate and up as [`SwiGlu::kept`] left them. Without copies.
+    /// [rows, 2 d] E4M3: gate and up as [`SwiGlu::kept`] has them. Only without copies.
     pub kept: Option<Region>,
 }
 
-/// Copies in 8 bits that the weights' gradients on both sides of a SwiGLU are products of.
+/// The 8-bit operands of the weights' gradients on both sides of a SwiGLU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TransposedCopies {
     /// [2 d, rows]: the codes of the gradients' copy.
     pub gate_up: Region,
-    /// [d, rows]: of what [`SwiGlu`] makes of gate and up. Its largest magnitude was noted when that made it.
+    /// [d, rows]: a copy of [`SwiGlu`]'s output for gate and up. [`SwiGlu`] recorded its largest magnitude when it
+    /// wrote it.
     pub out: Quantised,
 }
 
 impl TransposedCopies {
-    /// Whether they are of something like `gate_up`, whose copy has a `format`.
+    /// Whether the copies match the shape of `gate_up`, and `copy` has a format.
     fn fit(&self, gate_up: &Region, copy: Option<Quantised>) -> bool {
         let sides = |r: &Region| (r.rows(), r.columns());
         let (rows, columns) = sides(gate_up);
@@ -158,7 +161,7 @@ impl Operation for SwiGluGrad {
         let out = out.f32_mut()?;
         for (r, (row, out_grad)) in rows.enumerate() {
             let (gate, up) = row.split_at_mut(d);
-            // Empty where it is not wanted.
+            // Empty if not requested.
             for ((out, g), u) in out.iter_mut().skip(r * d).zip(&*gate).zip(&*up) {
                 *out = silu(*g)[0] * u;
             }
@@ -172,23 +175,23 @@ impl Operation for SwiGluGrad {
 }
 
 impl SwiGluGrad {
-    /// The copies alone.
+    /// Computes the copies only.
     fn copies(
         &self,
         copy: Quantised,
         transposed: TransposedCopies,
         arena: &mut Arena<'_>,
     ) -> Result<(), OperationError> {
-        let [gate_up, out_grad, mut codes, scale, mut amax, mut turned, mut out, out_scale] = arena.views([
-            Some(self.gate_up),
-            Some(self.out_grad),
-            Some(copy.codes),
-            Some(copy.scaling.scale()),
-            Some(copy.scaling.amax()),
-            Some(transposed.gate_up),
-            Some(transposed.out.codes),
-            Some(transposed.out.scaling.scale()),
-        ])?;
+        views!(arena;
+            gate_up = Some(self.gate_up),
+            out_grad = Some(self.out_grad),
+            mut codes = Some(copy.codes),
+            scale = Some(copy.scaling.scale()),
+            mut amax = Some(copy.scaling.amax()),
+            mut turned = Some(transposed.gate_up),
+            mut out = Some(transposed.out.codes),
+            out_scale = Some(transposed.out.scaling.scale()),
+        );
         let (rows, d) = (self.out_grad.rows() as usize, self.out_grad.columns() as usize);
         let (scale, out_scale, mut largest) = (scale.f32()?[0], out_scale.f32()?[0], amax.f32()?[0]);
         let (codes, turned, out) = (codes.codes_mut()?, turned.codes_mut()?, out.codes_mut()?);
@@ -269,7 +272,7 @@ mod tests {
         let exact: [f32; 70] = b.get(gate_up).try_into().unwrap();
         let rounded: [f32; 70] = core::array::from_fn(|i| Format::E4m3.decode(b.bytes(kept)[i]));
         for (x, rounded) in exact.iter().zip(rounded) {
-            // Half of an eighth, and below the normal numbers half of the smallest one.
+            // Half of an eighth, and half of the smallest number below the normal range.
             assert!((x - rounded).abs() <= (x.abs() / 16.0).max(1.0 / 1024.0), "{x}: {rounded}");
         }
         let (expected, expected_out) = (b.values([1, 1, 5, 14], &rounded), b.poison([1, 1, 5, 7]));

@@ -1,17 +1,17 @@
-//! A weight that is kept in fewer bits than products read, as the numbers that it stands for.
+//! Expands a weight that is stored in fewer bits than matrix multiplications read.
 
 use super::{IntegerRows, WeightScales};
 use crate::device::{Operand, Operation, OperationError};
 use crate::integer::{Integer, Kind};
 use crate::memory::{Arena, Dtype, Region};
 
-/// `out[r, c] = codes[r, c] · scales[r]` of a weight in integers of 8 bits, `out = codes` of one in bf16; rounded to the type
-/// of `out`.
+/// `out[r, c] = codes[r, c] · scales[r]` for a weight in integers of 8 bits, `out = codes` for one in bf16; rounded to
+/// the type of `out`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dequantise {
-    /// [rows, columns] i8, whose rows are in pairs ([`crate::integer::pair`]), or bf16: all of a weight.
+    /// [rows, columns] i8, with rows in pairs ([`crate::integer::pair`]), or bf16: the whole weight.
     pub codes: Region,
-    /// [rows, 1] f16: of integers a scale a row.
+    /// [rows, 1] f16: a scale for each row, for integers.
     pub scales: Option<Region>,
     /// [rows, columns].
     pub out: Region,
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn integers_are_their_codes_times_the_scales_of_their_rows() {
-        // Rows in pairs, and one that is left.
+        // Rows in pairs, and a single one at the end.
         for rows in [1, 2, 5] {
             let mut b = Bench::<2048>::new();
             let whole = b.normal([1, 1, rows, 7], 1, 0.3);
@@ -109,7 +109,7 @@ mod tests {
         b.run(Dequantise { codes, scales: None, out });
         assert_eq!(b.get(out)[..3], numbers[..3]);
         assert_eq!(b.get(out)[4..], numbers[4..]);
-        // 8 digits of 1e30 are left.
+        // bf16 preserves 8 binary digits of 1e30.
         assert!((b.get(out)[3] / 1e30 - 1.0).abs() < 1.0 / 128.0);
     }
 }

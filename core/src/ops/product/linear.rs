@@ -1,4 +1,4 @@
-//! The linear layer: a product, its bias, and one epilogue.
+//! The linear layer: a matrix multiplication, its bias, and one epilogue.
 
 use super::quantise::{CodeRows, QuantisedProduct};
 use super::quantise_rows::{IntegerProduct, IntegerRows};
@@ -6,8 +6,9 @@ use crate::device::{Operand, Operation, OperationError, count};
 use crate::integer::{Portable, Sums};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot, dots, gelu};
+use crate::views;
 
-/// What becomes of a product and its bias, y.
+/// What to do with y, the product plus the bias.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Epilogue {
     /// `out = y`.
@@ -21,17 +22,17 @@ pub enum Epilogue {
 }
 
 impl Epilogue {
-    /// Whether the product is added to what `out` holds.
+    /// Whether the product is added to the content of `out`.
     pub const fn adds(&self) -> bool {
         matches!(self, Epilogue::Add)
     }
 
-    /// What is added to each row.
+    /// The residual to add to each row.
     pub const fn residual(&self) -> Option<Region> {
         if let Epilogue::Residual(residual) = self { Some(*residual) } else { None }
     }
 
-    /// What takes the GELU.
+    /// The region for the GELU.
     pub const fn activated(&self) -> Option<Region> {
         if let Epilogue::Gelu(activated) = self { Some(*activated) } else { None }
     }
@@ -42,20 +43,21 @@ impl Epilogue {
 pub struct Linear {
     /// [rows, in].
     pub x: Region,
-    /// [out, in]; [in, out] where it is `transposed`. Of rows in pairs the last may be one more than there are outputs.
+    /// [out, in]; [in, out] if `transposed`. With rows in pairs there may be one row more than there are outputs.
     pub weight: Region,
-    /// Whether the weight is another layer's, used the other way round: `x · weight`.
+    /// Whether to use the weight of another layer in the opposite direction: `x · weight`.
     pub transposed: bool,
     /// `[out]`.
     pub bias: Option<Region>,
     /// [rows, out].
     pub out: Region,
-    /// What becomes of y.
+    /// What to do with y.
     pub epilogue: Epilogue,
-    /// Copies of `x` and `weight` that are multiplied in their stead; then neither is read.
+    /// Copies of `x` and `weight` that are multiplied instead; then `x` and `weight` are not read.
     pub quantised: Option<QuantisedProduct>,
-    /// What goes with `x` and `weight` where they are integers, or the weight alone: see [`Row::dot`] for y. A transposed
-    /// weight's scales are its inputs', so then x is of floats and `y = Σ x_i · (code · scale)` in the order of i.
+    /// The scales of `x` and `weight` if both are integers, or of the weight alone: see [`Row::dot`] for y. A
+    /// transposed weight has its scales along the inputs, so then x is of floats and `y = Σ x_i · (code · scale)` in
+    /// the order of i.
     ///
     /// [`Row::dot`]: crate::integer::Row::dot
     pub integer: Option<IntegerProduct>,
@@ -68,7 +70,7 @@ impl Linear {
     }
 }
 
-/// Inputs and outputs of a weight.
+/// The numbers of inputs and outputs of a weight.
 pub(crate) const fn sides(weight: &Region, transposed: bool) -> (u32, u32) {
     if transposed { (weight.rows(), weight.columns()) } else { (weight.columns(), weight.rows()) }
 }
@@ -93,7 +95,7 @@ impl Operation for Linear {
 
     fn validate(&self) -> Result<(), OperationError> {
         let (rows, (inputs, held)) = (self.x.rows(), sides(&self.weight, self.transposed));
-        // Rows in pairs are there in pairs.
+        // Rows in pairs always come as whole pairs.
         let spare =
             self.integer.is_some() && !self.transposed && held.is_multiple_of(2) && self.out.columns() + 1 == held;
         let out = if spare { held - 1 } else { held };
@@ -126,28 +128,28 @@ impl Operation for Linear {
 }
 
 impl Linear {
-    /// As [`Operation::reference`], bit by bit, with the sums of codes by `S`.
+    /// The same bits as [`Operation::reference`], with sums of codes computed by `S`.
     ///
     /// # Errors
     /// An operand that cannot be carved.
     pub fn run<S: Sums>(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [codes_x, codes_weight, inverse_x, inverse_weight] = QuantisedProduct::regions(self.quantised.as_ref());
         let whole = |region| self.quantised.is_none().then_some(region);
-        // What few products have comes last.
-        let [x, weight, mut out, residual, x_scales, scales, bias, mut activated, cx, cw, ix, iw] = arena.views([
-            whole(self.x),
-            whole(self.weight),
-            Some(self.out),
-            self.epilogue.residual(),
-            self.integer.and_then(|p| p.x_scales),
-            self.integer.map(|p| p.weight.scales),
-            self.bias,
-            self.epilogue.activated(),
-            codes_x,
-            codes_weight,
-            inverse_x,
-            inverse_weight,
-        ])?;
+        // The operands that few operations have are last.
+        views!(arena;
+            x = whole(self.x),
+            weight = whole(self.weight),
+            mut out = Some(self.out),
+            residual = self.epilogue.residual(),
+            x_scales = self.integer.and_then(|p| p.x_scales),
+            scales = self.integer.map(|p| p.weight.scales),
+            bias = self.bias,
+            mut activated = self.epilogue.activated(),
+            cx = codes_x,
+            cw = codes_weight,
+            ix = inverse_x,
+            iw = inverse_weight,
+        );
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cx, &cw, &ix, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out.columns() as usize);
         self.expect(inputs > 0 && outputs > 0, "x")?;
@@ -200,8 +202,8 @@ impl Linear {
                     *y = add(*y, dot(x, w));
                 }
             }
-            // What is not there counts as zeros, which make 0 of −0; once does as twice. A sum that began with 0, as those of
-            // rows do, is never −0.
+            // A missing operand counts as zeros, which turn −0 into 0; adding them once is enough. A sum that started
+            // at 0, as the row sums do, is never −0.
             let residual = residual.get(r * outputs..).unwrap_or_default();
             let begun = codes.is_none() && !self.transposed;
             if !begun && bias.is_empty() && residual.is_empty() {

@@ -5,15 +5,16 @@ use super::quantise::{CodeRows, QuantisedProduct};
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot, gelu_derivative};
+use crate::views;
 
-/// `x_grad = (x_grad +) out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`,
-/// `bias_grad (+)= Σ rows out_grad`, `x_bias_grad (+)= Σ rows x_grad`; of a transposed weight `out_grad · weightᵀ` and
-/// `xᵀ · out_grad`. One of the two products, where the other is made at another time.
+/// `x_grad = (x_grad +) out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`, `bias_grad (+)= Σ
+/// rows out_grad`, `x_bias_grad (+)= Σ rows x_grad`; for a transposed weight `out_grad · weightᵀ` and `xᵀ · out_grad`.
+/// One of the two matrix multiplications can be left out, to be done at another time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinearGrad {
     /// [rows, in]: the input of the forward pass.
     pub x: Region,
-    /// [out, in]; [in, out] where it is `transposed`.
+    /// [out, in]; [in, out] if `transposed`.
     pub weight: Region,
     /// As in the forward pass.
     pub transposed: bool,
@@ -21,26 +22,27 @@ pub struct LinearGrad {
     pub out_grad: Region,
     /// [rows, in].
     pub x_grad: Option<Region>,
-    /// Whether to add to it instead of writing over it; the sum goes through the GELU.
+    /// Whether to add to `x_grad` instead of overwriting it; the GELU's gradient applies to the sum.
     pub add: bool,
-    /// [rows, in]: where x = gelu(this), the gradient goes through the GELU as it is written.
+    /// [rows, in]: where x = gelu(this), the gradient is multiplied by the GELU's derivative as it is written.
     pub before_gelu: Option<Region>,
-    /// As the weight.
+    /// The shape of the weight.
     pub weight_grad: Option<Region>,
     /// `[out]`.
     pub bias_grad: Option<Region>,
-    /// `[in]`, beside `x_grad`: the gradient of the bias behind which x was made, while `x_grad` is at hand.
+    /// `[in]`, with `x_grad`: the gradient of the bias that was added when x was computed, summed while `x_grad` is
+    /// written.
     pub x_bias_grad: Option<Region>,
-    /// Whether to add to the parameters' gradients instead of writing over them.
+    /// Whether to add to the parameters' gradients instead of overwriting them.
     pub accumulate: bool,
-    /// Copies that `x_grad` is the product of: of `out_grad`, and of the weight transposed to [in, out]. Where only the
-    /// weight's gradient is wanted, those that it is the product of: of `out_grad` and of `x`, transposed to [out, rows] and
-    /// [in, rows]. Every other gradient is made of the tensors themselves.
+    /// 8-bit operands for `x_grad`: of `out_grad`, and of the weight transposed to [in, out]. If only the weight's
+    /// gradient is requested, its operands: of `out_grad` and of `x`, transposed to [out, rows] and [in, rows]. All
+    /// other gradients are computed from the tensors themselves.
     pub quantised: Option<QuantisedProduct>,
 }
 
 impl LinearGrad {
-    /// All gradients of `out = x · weightᵀ`, written over what was there.
+    /// All gradients of `out = x · weightᵀ`, overwriting earlier values.
     pub const fn new([x, weight]: [Region; 2], out_grad: Region, [x_grad, weight_grad]: [Region; 2]) -> LinearGrad {
         LinearGrad {
             x,
@@ -58,7 +60,7 @@ impl LinearGrad {
         }
     }
 
-    /// Whether the weight's gradient is the product of copies.
+    /// Whether the weight's gradient is computed from copies.
     pub fn weight_of_copies(&self) -> bool {
         self.quantised.is_some() && self.x_grad.is_none()
     }
@@ -122,33 +124,20 @@ impl Operation for LinearGrad {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [codes_grad, codes_weight, inverse_grad, inverse_weight] =
             QuantisedProduct::regions(self.quantised.as_ref());
-        let [
-            x,
-            weight,
-            out_grad,
-            before_gelu,
-            mut x_grad,
-            mut weight_grad,
-            mut bias_grad,
-            mut x_bias_grad,
-            cg,
-            cw,
-            ig,
-            iw,
-        ] = arena.views([
-            self.weight_grad.filter(|_| !self.weight_of_copies()).map(|_| self.x),
-            self.quantised.is_none().then_some(self.weight),
-            Some(self.out_grad).filter(|_| !self.weight_of_copies() || self.bias_grad.is_some()),
-            self.before_gelu,
-            self.x_grad,
-            self.weight_grad,
-            self.bias_grad,
-            self.x_bias_grad,
-            codes_grad,
-            codes_weight,
-            inverse_grad,
-            inverse_weight,
-        ])?;
+        views!(arena;
+            x = self.weight_grad.filter(|_| !self.weight_of_copies()).map(|_| self.x),
+            weight = self.quantised.is_none().then_some(self.weight),
+            out_grad = Some(self.out_grad).filter(|_| !self.weight_of_copies() || self.bias_grad.is_some()),
+            before_gelu = self.before_gelu,
+            mut x_grad = self.x_grad,
+            mut weight_grad = self.weight_grad,
+            mut bias_grad = self.bias_grad,
+            mut x_bias_grad = self.x_bias_grad,
+            cg = codes_grad,
+            cw = codes_weight,
+            ig = inverse_grad,
+            iw = inverse_weight,
+        );
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cg, &cw, &ig, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out_grad.columns() as usize);
         if !self.accumulate {
@@ -165,7 +154,7 @@ impl Operation for LinearGrad {
         }
         let before = |dx: &f32| if self.add { *dx } else { 0.0 };
         for (r, dy) in out_grad.f32()?.chunks_exact(outputs).enumerate() {
-            // Empty where it is not wanted.
+            // Empty if not requested.
             let x = x.get(r * inputs..(r + 1) * inputs).unwrap_or_default();
             let dx = dx.get_mut(r * inputs..(r + 1) * inputs).unwrap_or_default();
             if self.transposed {
@@ -228,7 +217,7 @@ mod tests {
             let once = b.get(weight_grad)[7];
             b.run(LinearGrad { accumulate: true, ..backward });
             approx::assert_relative_eq!(b.get(weight_grad)[7], 2.0 * once, max_relative = 1e-6);
-            // One at a time they are the same.
+            // One at a time, the gradients are the same.
             let (whole_x, whole_weight): ([f32; 45], [f32; 54]) =
                 (b.get(x_grad).try_into().unwrap(), b.get(weight_grad).try_into().unwrap());
             b.set(weight_grad, &[once; 54]);
@@ -263,7 +252,7 @@ mod tests {
             ..LinearGrad::new([x, weight], out_grad, [x_grad, weight_grad])
         };
         b.run(backward);
-        // With the identity for a weight, x_grad is the gradient of gelu alone.
+        // With an identity matrix as the weight, x_grad is the gradient of gelu alone.
         b.check_gradient(Gelu { x: h, out: x }, h, x_grad, x, out_grad);
         let mut sums = [0.0f64; 9];
         b.get(x_grad).iter().enumerate().for_each(|(i, x)| sums[i % 9] += f64::from(*x));
@@ -273,7 +262,7 @@ mod tests {
             }
             b.run(LinearGrad { accumulate: true, ..backward });
         }
-        // A sum goes through it as a whole: of the identity and twice the gradient.
+        // The GELU's gradient applies to the whole sum: the product with the identity, plus the previous gradient.
         let once: [f32; 45] = b.get(x_grad).try_into().unwrap();
         let begun: [f32; 45] = b.get(out_grad).try_into().unwrap();
         b.set(x_grad, &begun);

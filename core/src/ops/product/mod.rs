@@ -1,5 +1,5 @@
-//! Linear layers and their gradients; their operands in 8 bits and in integers; frozen weights in fewer bits; the upper half of an
-//! adapter.
+//! Linear layers and their gradients; their operands in 8 bits and in integers; frozen weights in fewer bits; the B
+//! matrices of adapters.
 
 mod dequantise;
 mod linear;

@@ -1,11 +1,11 @@
-//! A copy of a tensor in 8 bits, with the scale that its past values suggest ("delayed scaling", Micikevicius et al.
-//! 2022, and NVIDIA's Transformer Engine), and what products of such copies are.
+//! An 8-bit copy of a tensor, with a scale derived from its past values ("delayed scaling", Micikevicius et al. 2022,
+//! and NVIDIA's Transformer Engine), and matrix multiplications of such copies.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::fp8::Format;
 use crate::memory::{Arena, Dtype, Region, Space};
 
-/// The numbers that go with a tensor in 8 bits: `code = saturate(x · scale)`, `x ≈ code · inverse`.
+/// The scaling of a tensor in 8 bits: `code = saturate(x · scale)`, `x ≈ code · inverse`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scaling {
     amax: u64,
@@ -14,13 +14,13 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// Of three f32 at these bytes of the arena: an operation carries as many as four, and whole regions would double
-    /// its size.
+    /// Three f32 at these bytes of the arena: an operation has up to four scalings, and whole regions would double its
+    /// size.
     pub const fn at(amax: u64, scale: u64, inverse: u64) -> Scaling {
         Scaling { amax, scale, inverse }
     }
 
-    /// `[1]`: the largest |x| since the last [`Rescale`](crate::ops::Rescale); numbers that are not finite do not count.
+    /// `[1]`: the largest |x| since the last [`Rescale`](crate::ops::Rescale), without numbers that are not finite.
     pub const fn amax(&self) -> Region {
         one(self.amax)
     }
@@ -45,19 +45,19 @@ const fn one(offset: u64) -> Region {
 pub struct Quantised {
     /// [rows, columns] in E4M3 or E5M2.
     pub codes: Region,
-    /// Its numbers.
+    /// Its scaling.
     pub scaling: Scaling,
 }
 
 impl Quantised {
-    /// Shows what an operation that makes it uses.
+    /// Calls `visit` with the operands of an operation that makes this copy.
     pub(crate) fn visit_made(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::write("codes", self.codes).codes());
         visit(Operand::read("scale", self.scaling.scale()).exact());
         visit(Operand::update("amax", self.scaling.amax()).exact());
     }
 
-    /// Whether it is a copy of something like `x`.
+    /// Whether it has the shape of a copy of `x`.
     pub(crate) fn fits(&self, x: &Region) -> bool {
         self.format().is_some() && self.codes.rows() == x.rows() && self.codes.columns() == x.columns()
     }
@@ -66,7 +66,7 @@ impl Quantised {
         Format::of(self.codes.dtype)
     }
 
-    /// Makes it of `x`, as [`Quantise`] does: how an operation that has written `x` defines its copy.
+    /// Makes the copy of `x`, as [`Quantise`] does: this defines the copies of operations that write `x`.
     ///
     /// # Errors
     /// An operand that cannot be carved.
@@ -77,27 +77,27 @@ impl Quantised {
 
 /// `codes = saturate(x · scale)` and `amax = max(amax, max |x|)`.
 ///
-/// What is not finite becomes NaN and is not in `amax`: one bad step does not decide the scales of the next ones, and is
-/// found by the gradients that are made of such codes.
+/// A number that is not finite becomes NaN and does not enter `amax`: one bad step does not decide the scales of the
+/// next ones, and is detected in the gradients computed from such codes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quantise {
     /// [rows, columns].
     pub x: Region,
-    /// Its numbers.
+    /// Its scaling.
     pub scaling: Scaling,
-    /// [rows, columns]: the codes. There are these or the transposed ones, or both.
+    /// [rows, columns]: the codes. Either these or the transposed ones, or both, are written.
     pub codes: Option<Region>,
-    /// [columns, rows]: the same codes the other way round.
+    /// [columns, rows]: the same codes, transposed.
     pub transposed: Option<Region>,
 }
 
 impl Quantise {
-    /// Makes a copy of `x` as it lies.
+    /// A copy of `x` that is not transposed.
     pub const fn new(x: Region, out: Quantised) -> Quantise {
         Quantise { x, scaling: out.scaling, codes: Some(out.codes), transposed: None }
     }
 
-    /// Makes only the transposed copy.
+    /// A transposed copy only.
     pub const fn transposed(x: Region, out: Quantised) -> Quantise {
         Quantise { x, scaling: out.scaling, codes: None, transposed: Some(out.codes) }
     }
@@ -108,12 +108,12 @@ impl Quantise {
     }
 }
 
-/// What is encoded: `x · scale`, and NaN where x is infinite.
+/// The number to encode: `x · scale`, or NaN where x is infinite.
 fn scaled(x: f32, scale: f32) -> f32 {
     if x.is_infinite() { f32::NAN } else { x * scale }
 }
 
-/// The code of `x` in a type of 8 bits; 0 in any other.
+/// The code of `x` in an 8-bit float type; 0 for any other type.
 pub fn encoded(dtype: Dtype, x: f32, scale: f32) -> u8 {
     Format::of(dtype).map_or(0, |format| format.encode(scaled(x, scale)))
 }
@@ -151,7 +151,7 @@ impl Operation for Quantise {
             self.transposed,
         ])?;
         let (x, scale) = (x.f32()?, scale.f32()?[0]);
-        // Empty where it is not wanted.
+        // Empty if not requested.
         for (code, x) in codes.codes_mut()?.iter_mut().zip(x) {
             *code = format.encode(scaled(*x, scale));
         }
@@ -165,8 +165,8 @@ impl Operation for Quantise {
     }
 }
 
-/// `A · Bᵀ` of two tensors in 8 bits, both contiguous along the sum: a GPU's 8-bit units take nothing else. The sum is
-/// f32, of codes; both inverses are multiplied with it.
+/// `A · Bᵀ` of two tensors in 8 bits, both contiguous along the sum: a GPU's 8-bit units require this. The sum of
+/// products of codes is f32; it is multiplied by both inverses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QuantisedProduct {
     /// [m, k].
@@ -176,10 +176,10 @@ pub struct QuantisedProduct {
 }
 
 impl QuantisedProduct {
-    /// What both sides of the result and the sum are multiples of.
+    /// Both dimensions of the result, and the length of the sum, must be multiples of this.
     pub const GRAIN: u32 = 16;
 
-    /// Shows what the product reads.
+    /// Calls `visit` with the operands.
     pub(crate) fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         for (side, codes, inverse) in [(&self.a, "quantised a", "inverse a"), (&self.b, "quantised b", "inverse b")] {
             visit(Operand::read(codes, side.codes).codes());
@@ -187,7 +187,7 @@ impl QuantisedProduct {
         }
     }
 
-    /// Whether its result is [rows, columns] and its sum has `length` terms.
+    /// Whether the result is [rows, columns] and the sum has `length` terms.
     pub(crate) fn fits(&self, rows: u32, columns: u32, length: u32) -> bool {
         let side = |side: &Quantised, rows| {
             side.fits(&side.codes) && side.codes.rows() == rows && side.codes.columns() == length
@@ -198,14 +198,14 @@ impl QuantisedProduct {
             && length.is_multiple_of(Self::GRAIN)
     }
 
-    /// The regions that [`CodeRows::new`] takes the views of.
+    /// The regions whose views [`CodeRows::new`] takes.
     pub(crate) fn regions(product: Option<&QuantisedProduct>) -> [Option<Region>; 4] {
         let of = |part: fn(&QuantisedProduct) -> Region| product.map(part);
         [of(|p| p.a.codes), of(|p| p.b.codes), of(|p| p.a.scaling.inverse()), of(|p| p.b.scaling.inverse())]
     }
 }
 
-/// The rows of both operands of a product, carved.
+/// The carved rows of both operands.
 pub(crate) struct CodeRows<'a> {
     a: (Format, &'a [u8]),
     b: (Format, &'a [u8]),
@@ -214,7 +214,7 @@ pub(crate) struct CodeRows<'a> {
 }
 
 impl<'a> CodeRows<'a> {
-    /// `None` where an operand is of no 8-bit type.
+    /// `None` where an operand has no 8-bit float type.
     pub(crate) fn new(product: &QuantisedProduct, views: [&'a crate::memory::View<'_>; 4]) -> Option<Self> {
         let [a, b, inverse_a, inverse_b] = views;
         Some(CodeRows {
@@ -228,7 +228,7 @@ impl<'a> CodeRows<'a> {
     /// Element [i, j] of the product.
     pub(crate) fn dot(&self, i: usize, j: usize) -> f32 {
         let row = |codes: &'a [u8], at: usize| &codes[at * self.length..][..self.length];
-        // As `math::dot`, so that both kinds of product add up in the same order.
+        // As `math::dot`, so that both kinds of matrix multiplication add in the same order.
         let mut lanes = [0.0f32; 8];
         for (k, (a, b)) in row(self.a.1, i).iter().zip(row(self.b.1, j)).enumerate() {
             lanes[k % 8] += self.a.0.decode(*a) * self.b.0.decode(*b);
@@ -253,14 +253,14 @@ mod tests {
         Scaling::at(one(0.0), one(scale), one(1.0 / scale))
     }
 
-    /// A copy of `x` in 8 bits.
+    /// Makes an 8-bit copy of `x`.
     fn copy<const N: usize>(b: &mut Bench<N>, x: Region, dtype: Dtype, scale: f32) -> Quantised {
         let out = Quantised { codes: b.codes(dtype, x.shape), scaling: scaling(b, scale) };
         b.run(Quantise::new(x, out));
         out
     }
 
-    /// `x` as its codes say, in f64.
+    /// The decoded element of `x`, in f64.
     fn dequantised<const N: usize>(b: &mut Bench<N>, x: Quantised, at: usize) -> f64 {
         let code = b.bytes(x.codes)[at];
         f64::from(x.format().unwrap().decode(code)) * f64::from(b.get(x.scaling.inverse())[0])
@@ -285,7 +285,7 @@ mod tests {
             assert!(off <= f64::from(value.abs()) / 16.0 + 1.0 / 1024.0 / 32.0, "{value}: off by {off}");
         }
         assert_eq!(b.get(out.scaling.amax())[0], amax);
-        // A smaller tensor afterwards does not lower it.
+        // A smaller tensor afterwards does not lower `amax`.
         let small = b.normal([1, 1, 5, 7], 2, 0.01);
         b.run(Quantise::new(small, out));
         assert_eq!(b.get(out.scaling.amax())[0], amax);
@@ -326,7 +326,7 @@ mod tests {
             off += (expected - exact) * (expected - exact);
             norm += exact * exact;
         }
-        // Three bits a side.
+        // Both operands have three mantissa bits.
         let off = libm::sqrt(off / norm);
         assert!(off > 1e-3 && off < 0.06, "{off}");
     }
@@ -366,7 +366,7 @@ mod tests {
                 .sum();
             approx::assert_relative_eq!(f64::from(b.get(x_grad)[i]), expected, epsilon = 1e-11, max_relative = 1e-5);
         }
-        // The weight's gradient is made of the tensors themselves.
+        // The weight's gradient is computed from the tensors themselves.
         let whole: [f32; 512] = b.get(weight_grad).try_into().unwrap();
         b.run(LinearGrad { quantised: None, ..op });
         assert_eq!(b.get(weight_grad), whole);
@@ -401,7 +401,7 @@ mod tests {
             off += (expected - exact) * (expected - exact);
             norm += exact * exact;
         }
-        // Two bits of one side and three of the other.
+        // One operand has two mantissa bits, the other three.
         let off = libm::sqrt(off / norm);
         assert!(off > 1e-3 && off < 0.12, "{off}");
         let once: [f32; 256] = b.get(weight_grad).try_into().unwrap();
@@ -409,7 +409,7 @@ mod tests {
         let twice = once.map(|x| x + x);
         assert!(b.get(weight_grad).iter().zip(twice).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs()));
         assert_eq!((op.flops(), op.flops_8bit()), (2 * 32 * 256, 2 * 32 * 256));
-        // Products of the other gradient's operands, and sums that are no sixteens.
+        // Operands of the other gradient, and sums whose length is not a multiple of 16.
         assert!(LinearGrad { weight_grad: None, x_grad: Some(x_grad), ..op }.validate().is_err());
         let tall = |r: Region| r.reshaped([1, 1, 24, 16]);
         assert!(LinearGrad { x: tall(x), out_grad: tall(out_grad), ..op }.validate().is_err());
@@ -432,7 +432,7 @@ mod tests {
         };
         let found = [copy.codes, transposed.gate_up, out.codes].map(|r| of(&b, r));
         let amax = b.get(copy.scaling.amax())[0];
-        // The same by an operation each.
+        // The same results from separate operations.
         let whole = b.poison([1, 1, 3, 8]);
         b.run(SwiGlu { gate_up, out: whole, copy: None, kept: None });
         b.run(SwiGluGrad { copy: None, transposed: None, ..op });

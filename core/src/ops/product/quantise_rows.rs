@@ -1,4 +1,5 @@
-//! Activations in integers, a scale a row, and what products of such rows with weights in integers read.
+//! Activations in integers with a scale for each row, and the operands of their multiplication with weights in
+//! integers.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::integer::pair::Side;
@@ -10,25 +11,25 @@ use crate::memory::{Arena, ArenaError, Region, View};
 pub struct WeightScales {
     /// [rows, groups] f16.
     pub scales: Region,
-    /// Columns that share one; the last group of a row may have fewer. Even.
+    /// The number of columns that share a scale; the last group of a row may have fewer. Even.
     pub group: u32,
-    /// Rows of the whole weight that are in pairs, from the first on: see [`Integer::paired`].
+    /// The number of rows of the whole weight that are in pairs, from the first on: see [`Integer::paired`].
     pub paired: u32,
 }
 
 impl WeightScales {
-    /// Those of `weight`, whose codes have `group` columns of a scale.
+    /// The scales of `weight`, with `group` columns for each scale.
     pub fn new(weight: &Region, scales: Region, group: u32) -> WeightScales {
         let paired = Integer::of(weight.dtype).map_or(0, |integer| integer.paired(weight.rows()));
         WeightScales { scales, group, paired }
     }
 
-    /// Those of the weight's first `count` rows.
+    /// The scales of the weight's first `count` rows.
     pub const fn first_rows(self, count: u32) -> WeightScales {
         WeightScales { scales: self.scales.slice_rows(0, count), ..self }
     }
 
-    /// Whether they belong to `weight`, and a group's sum fits in an i32.
+    /// Whether they match `weight`, and a group's sum fits in an i32.
     pub(crate) fn fits(&self, weight: &Region) -> bool {
         let group = self.group;
         group > 0
@@ -36,23 +37,23 @@ impl WeightScales {
             && group <= Integer::LONGEST
             && self.scales.rows() == weight.rows()
             && self.scales.columns() == weight.columns().div_ceil(group)
-            // The last row of a pair has the other one beside it.
+            // Pairs must be complete.
             && Integer::of(weight.dtype).is_some_and(|i| i.paired(weight.rows()) == self.paired.min(weight.rows()))
     }
 }
 
-/// What goes with a product of integers.
+/// The scales of a multiplication of integers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct IntegerProduct {
-    /// `[rows, 1]` f32: the scales of x, a row each. Without them x is of floats, and multiplied with the numbers that the
-    /// weight's codes stand for.
+    /// `[rows, 1]` f32: the scales of x, one for each row. Without them x is of floats, and multiplied with the
+    /// dequantised weight.
     pub x_scales: Option<Region>,
-    /// The weight's.
+    /// The weight's scales.
     pub weight: WeightScales,
 }
 
 impl IntegerProduct {
-    /// Shows what a product of `x` and `weight` reads.
+    /// Calls `visit` with the operands of a multiplication of `x` and `weight`.
     pub(crate) fn operands(&self, x: Region, weight: Region, visit: &mut dyn FnMut(Operand)) {
         match self.x_scales {
             Some(scales) => {
@@ -65,29 +66,29 @@ impl IntegerProduct {
         visit(Operand::read("weight scales", self.weight.scales).half());
     }
 
-    /// Whether they belong to `x` and `weight`.
+    /// Whether they match `x` and `weight`.
     pub(crate) fn fits(&self, x: &Region, weight: &Region) -> bool {
         self.weight.fits(weight) && self.x_scales.is_none_or(|scales| scales.elements() == u64::from(x.rows()))
     }
 }
 
-/// A weight in integers, carved.
+/// A carved weight in integers.
 pub struct IntegerRows<'a> {
     integer: Integer,
     codes: &'a [u8],
     scales: &'a [u16],
     group: usize,
-    /// Rows in pairs.
+    /// The number of rows in pairs.
     paired: usize,
-    /// Bytes and scales of a row.
+    /// Bytes and scales of each row.
     strides: [usize; 2],
 }
 
 impl<'a> IntegerRows<'a> {
-    /// Of the views of `weight` and its scales.
+    /// From the views of `weight` and its scales.
     ///
     /// # Errors
-    /// A view of another type.
+    /// The error for a view of another type.
     pub fn new(
         weight: Region,
         scales: WeightScales,
@@ -101,7 +102,8 @@ impl<'a> IntegerRows<'a> {
         Ok(IntegerRows { integer, codes: codes.bytes(), scales: halves.f16()?, group, paired, strides })
     }
 
-    /// `out[r] = row r · x`, or what it was and that: see [`Row::dot`], with sums by `S`. Nothing where there are fewer rows.
+    /// `out[r] = row r · x`, added to the old value if `adds`: see [`Row::dot`], with sums by `S`. `None` if there are
+    /// fewer rows.
     #[must_use]
     pub fn products<S: Sums>(&self, x: &[i8], x_scale: f32, out: &mut [f32], adds: bool) -> Option<()> {
         if !adds {
@@ -116,7 +118,7 @@ impl<'a> IntegerRows<'a> {
         Some(())
     }
 
-    /// The products of as many rows as `out` has, from row `first` on, an even one.
+    /// The dot products of as many rows as `out` has, from row `first` on, which is even.
     fn part<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) -> Option<()> {
         match self.integer {
             Integer::Int8 => self.of_pairs::<S>(first, x, x_scale, out),
@@ -124,7 +126,7 @@ impl<'a> IntegerRows<'a> {
         }
     }
 
-    /// In pairs where a row has one scale and another row beside it, else row by row.
+    /// In pairs where a row has one scale and is in a pair, otherwise row by row.
     fn of_pairs<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) -> Option<()> {
         let [bytes, scales] = self.strides;
         let whole = if scales == 1 { self.paired.saturating_sub(first).min(out.len()) & !1 } else { 0 };
@@ -162,7 +164,7 @@ impl<'a> IntegerRows<'a> {
         Some(())
     }
 
-    /// Row `i`, where there is one.
+    /// Row `i`, if it exists.
     pub fn row(&self, i: usize) -> Option<Row<'a>> {
         let [bytes, scales] = self.strides;
         let side = if i < self.paired { Some(Side::of(i)) } else { None };
@@ -232,7 +234,7 @@ mod tests {
     type Room = Bench<8192>;
     const MOST: usize = 512;
 
-    /// A weight of normal numbers in integers, its scales and the numbers that its codes stand for.
+    /// A weight of normal numbers in integers, its scales and its dequantised numbers.
     fn weight(
         b: &mut Room,
         integer: Integer,
@@ -259,7 +261,7 @@ mod tests {
         (codes, WeightScales::new(&codes, scales, group), numbers)
     }
 
-    /// `x` in integers, its scales and the numbers of its codes.
+    /// `x` in integers, its scales and its dequantised numbers.
     fn activations(b: &mut Room, x: Region) -> (Region, Region, [f64; MOST]) {
         let (codes, scales) = (b.codes(Dtype::I8, x.shape), b.poison([1, 1, x.rows(), 1]));
         b.run(QuantiseRows { x, codes, scales });
@@ -393,7 +395,7 @@ mod tests {
         }
     }
 
-    /// [`Single`], without products of integers.
+    /// [`Single`], without multiplications of integers.
     struct Floats;
 
     impl Profile for Floats {
@@ -420,7 +422,7 @@ mod tests {
         assert_eq!(found(Linear { integer: None, ..linear }, &Single), kind("x"));
         assert_eq!(found(Linear { x, integer: None, ..linear }, &Single), kind("weight"));
         let with = |product| Linear { integer: Some(product), ..linear };
-        // Scales of another group, an odd group, too few scales, floats without a transposed weight.
+        // Scales of another group, an odd group, too few scales, floats with a weight that is not transposed.
         let group = |group| with(IntegerProduct { weight: WeightScales { group, ..weight }, ..product });
         assert_eq!(found(group(64), &Single), shape("integer"));
         assert_eq!(found(group(33), &Single), shape("integer"));

@@ -1,29 +1,30 @@
-//! The end of a step for tensors in 8 bits: their largest values go into the history, which gives the next scales.
+//! The end of a step for tensors in 8 bits: their largest values enter the history, which determines the next scales.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::fp8::Format;
 use crate::memory::{Arena, Dtype, Region};
 
-/// For each of n tensors: the history moves up by one and takes `amax`; `scale` becomes the largest power of two with
-/// `scale · max(history)` within the format (1 where all of it is 0), `inverse` its inverse, `amax` 0.
+/// For each of n tensors: the history moves up by one step and receives `amax`; `scale` becomes the largest power of
+/// two for which `scale · max(history)` is within the format (1 where the history is 0), `inverse` its inverse, `amax`
+/// 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rescale {
-    /// What the tensors are kept in: E4M3 or E5M2.
+    /// The format of the tensors: E4M3 or E5M2.
     pub dtype: Dtype,
     /// `[n]`: the largest |x| of this step.
     pub amax: Region,
-    /// [[`Rescale::HISTORY`], n]: those of the last steps, the oldest first.
+    /// [[`Rescale::HISTORY`], n]: the largest |x| of the last steps, the oldest first.
     pub history: Region,
     /// `[n]`.
     pub scale: Region,
-    /// [n, [`Rescale::APART`]]: each four times.
+    /// [n, [`Rescale::APART`]]: each inverse four times.
     pub inverse: Region,
 }
 
 impl Rescale {
-    /// Steps that a large value is remembered.
+    /// The number of steps for which a large value is remembered.
     pub const HISTORY: u32 = 16;
-    /// Numbers between the inverses of two tensors: cublasLt reads one at a multiple of 16 bytes only.
+    /// The distance between the inverses of two tensors: cublasLt can only read one at a multiple of 16 bytes.
     pub const APART: u32 = 4;
 }
 
@@ -88,7 +89,7 @@ mod tests {
         }
     }
 
-    /// A step in which these were the largest values; the scales after it.
+    /// Runs a step with these largest values; returns the scales after it.
     fn step(b: &mut Bench<256>, op: Rescale, amax: [f32; N]) -> [f32; N] {
         b.set(op.amax, &amax);
         b.run(op);
@@ -102,10 +103,10 @@ mod tests {
     fn the_scale_follows_the_largest_of_sixteen_steps_and_not_the_last() {
         let mut b = Bench::<256>::new();
         let op = fresh(&mut b, Dtype::E4m3);
-        // 448 / 1 and 448 / 7 lie above 256 and at 64; nothing was seen of the third.
+        // 448 / 1 is above 256, and 448 / 7 is 64; the third tensor has no values yet.
         assert_eq!(step(&mut b, op, [1.0, 7.0, 0.0]), [256.0, 64.0, 1.0]);
         assert_eq!(step(&mut b, op, [0.01, 7.5, 0.0]), [256.0, 32.0, 1.0]);
-        // A spike counts for sixteen steps, its own included, and then no longer.
+        // A spike counts for sixteen steps, including its own.
         assert_eq!(step(&mut b, op, [100.0, 1.0, 0.0])[0], 4.0);
         for later in 1..16 {
             assert_eq!(step(&mut b, op, [1.0, 1.0, 2.0])[0], 4.0, "{later} steps later");

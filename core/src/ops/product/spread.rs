@@ -1,17 +1,18 @@
-//! What the upper halves of adapters are multiplied as, where several lie in one matrix; and its gradient.
+//! Arranges the B matrices of several adapters as one operand of a matrix multiplication; and the gradient of this.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
-/// Matrices of `r` columns below one another become the blocks on a diagonal, times a factor:
-/// `out[o, p · r + j] = scale · x[o, j]` for a row o of part p, and 0 in every other column.
+/// Arranges stacked matrices of `r` columns as the blocks of a block diagonal, times a factor: `out[o, p · r + j] =
+/// scale · x[o, j]` for a row o of part p, and 0 in every other column.
 ///
-/// One product with it does for all parts what each part's own would do: `low · outᵀ` where `low` has r columns for each part.
+/// One multiplication with it does the multiplications of all parts: `low · outᵀ`, where `low` has r columns for each
+/// part.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
     /// [rows, r].
     pub x: Region,
-    /// Rows of each part, which lie below one another; all 0 where there is one.
+    /// Rows of each part, in order; all 0 where there is one part.
     pub parts: [u32; 3],
     /// The factor.
     pub scale: f32,
@@ -19,7 +20,7 @@ pub struct Spread {
     pub out: Region,
 }
 
-/// How many parts there are.
+/// The number of parts.
 pub const fn part_count(parts: &[u32; 3]) -> u32 {
     match *parts {
         [0, _, _] => 1,
@@ -39,7 +40,7 @@ pub const fn part_of(parts: &[u32; 3], row: u32) -> u32 {
     }
 }
 
-/// Whether `wide` has a block of the columns of `narrow` for each part, and parts all rows.
+/// Whether `wide` has the columns of `narrow` once for each part, and the parts' rows add up.
 fn fits(narrow: &Region, wide: &Region, parts: &[u32; 3]) -> bool {
     let [a, b, c] = parts.map(u64::from);
     wide.rows() == narrow.rows()
@@ -78,7 +79,7 @@ impl Operation for Spread {
 /// The gradient of [`Spread`]: `x_grad[o, j] (+)= scale · out_grad[o, p · r + j]` for a row o of part p.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpreadGrad {
-    /// [rows, parts · r]: also beside the blocks, where it is the gradient of nothing.
+    /// [rows, parts · r]: also outside of the blocks, where it is not used.
     pub out_grad: Region,
     /// As in the forward pass.
     pub parts: [u32; 3],
@@ -86,7 +87,7 @@ pub struct SpreadGrad {
     pub scale: f32,
     /// [rows, r].
     pub x_grad: Region,
-    /// Whether to add to it instead of writing over it.
+    /// Whether to add to `x_grad` instead of overwriting it.
     pub accumulate: bool,
 }
 

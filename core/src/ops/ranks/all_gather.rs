@@ -1,21 +1,21 @@
-//! Every rank gives its rows of a table to all others.
+//! Every rank sends its rows of a table to all other ranks.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region, Share};
 
-/// Every row of `whole` becomes what the rank that has it in its share has there.
+/// Every row of `whole` is overwritten with that row on the rank whose share it is in.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AllGather {
     /// [rows, k]: a part of the table, of any type.
     pub whole: Region,
     /// Its first row in the table.
     pub first: u32,
-    /// Who has which rows.
+    /// The ranks' shares of the table.
     pub share: Share,
 }
 
 impl AllGather {
-    /// The rows of `whole` that `rank` gives.
+    /// The rows of `whole` that `rank` sends.
     pub fn rows_of(&self, rank: u32) -> core::ops::Range<u32> {
         self.share.rows_of(rank, self.first, self.whole.rows())
     }
@@ -45,7 +45,7 @@ impl Operation for AllGather {
     }
 
     fn reference(&self, _: &mut Arena<'_>) -> Result<(), OperationError> {
-        // What other ranks have is in no arena.
+        // The data of other ranks is in no arena.
         Err(OperationError::Unsupported("other ranks are reached by a device that knows them"))
     }
 }
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn the_ranks_give_all_rows_once_and_each_says_what_it_sends() {
-        // A part of a table from its third row on, of rows of 8 bytes that come to ranks in threes.
+        // A part of a table from its third row on, with rows of 8 bytes that are assigned to ranks in threes.
         let whole = Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1, 1, 7, 2] };
         let of = |rank| AllGather { whole, first: 3, share: Share::of_pieces(rank, 4, 4, 3) };
         let rows: usize = (0..4).map(|rank| of(0).rows_of(rank).len()).sum();
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(AllGather { first: 5, ..of(0) }.validate(), Ok(()));
     }
 
-    /// What each rank gives, put into what every rank has, beside the table: rows of other ranks are 0 before.
+    /// Copies what each rank sends to every rank, next to the table: rows of other ranks are 0 before.
     #[test]
     fn all_have_the_table_once_every_rank_gave_its_rows() {
         for (ranks, rows, piece, first) in [(1, 7, 1, 0), (2, 7, 2, 1), (3, 11, 1, 0), (4, 12, 3, 5), (8, 3, 1, 0)] {

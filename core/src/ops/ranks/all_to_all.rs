@@ -1,24 +1,24 @@
-//! Every rank sends every other one a piece of that one's share of a table.
+//! Every rank sends to every other rank a piece of that rank's share of a table.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region, Share};
 
-/// Of every rank s: `to[s] = rows first … first + C of this rank's share of from, as s has them`. Where the share ends
-/// before, the rest of a row of `to` is left as it was.
+/// For every rank s: `to[s]` = rows `first … first + C` of this rank's share of `from`, as they are on rank s. Where
+/// the share ends earlier, the rest of that part of `to` stays unchanged.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AllToAll {
     /// [rows, k]: the table.
     pub from: Region,
     /// [1, ranks, C, k].
     pub to: Region,
-    /// Who has which rows.
+    /// The ranks' shares of the table.
     pub share: Share,
-    /// The first of them in each share.
+    /// The first row of the piece within each share.
     pub first: u32,
 }
 
 impl AllToAll {
-    /// The rows of the table that go to `rank`.
+    /// The rows of the table that are sent to `rank`.
     pub fn rows_for(&self, rank: u32) -> core::ops::Range<u32> {
         let rows = self.share.rows_of(rank, 0, self.from.rows());
         let start = rows.start.saturating_add(self.first).min(rows.end);
@@ -30,7 +30,7 @@ impl Operation for AllToAll {
     const NAME: &'static str = "all_to_all";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        // A piece of the table, of which every rank sends one as long as this one's.
+        // Each rank receives its piece of the table from every other rank.
         let bytes = |rows: u64| rows * self.from.dtype.row_bytes(self.from.columns());
         let sent = (0..self.share.ranks).map(|rank| self.rows_for(rank).len() as u64).sum();
         let own = self.rows_for(self.share.rank).len() as u64;
@@ -56,7 +56,7 @@ impl Operation for AllToAll {
     }
 
     fn reference(&self, _: &mut Arena<'_>) -> Result<(), OperationError> {
-        // What other ranks have is in no arena.
+        // The data of other ranks is in no arena.
         Err(OperationError::Unsupported("other ranks are reached by a device that knows them"))
     }
 }
@@ -87,7 +87,7 @@ mod tests {
                     u64::from(others) * 32,
                     "{rank} of {ranks}"
                 );
-                // The table is read once, and this rank's share written once from every rank.
+                // The table is read once, and this rank's share is written once for every rank.
                 let moved = u64::from(rows) + u64::from(ranks) * u64::from(rows - others);
                 assert_eq!(pieces.map(|op| Op::from(op).traffic()).sum::<u64>(), moved * 32, "{rank} of {ranks}");
             }

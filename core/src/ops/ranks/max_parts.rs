@@ -1,4 +1,4 @@
-//! The largest of what several ranks have.
+//! The maximum of the ranks' numbers.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};

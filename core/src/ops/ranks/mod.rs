@@ -1,4 +1,4 @@
-//! What several ranks make of parts of a tensor, and what they send each other.
+//! Reductions over the parts of several ranks, and the exchange of data between ranks.
 
 mod all_gather;
 mod all_to_all;

@@ -1,17 +1,17 @@
-//! The sum of what several ranks have, in their order.
+//! The sum of the ranks' numbers, in the order of the ranks.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
-/// `sum = parts[0] + parts[1] + …`, or `sum + parts[0] + …` where it adds; from the left, each addition rounded by itself,
+/// `sum = parts[0] + parts[1] + …`, or `sum + parts[0] + …` if it adds; from the left, each addition rounded by itself,
 /// so that the bits are the same on every device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SumParts {
     /// [1, n, C, k].
     pub parts: Region,
-    /// [rows, k]: of the first rows of each part; rows is at most C.
+    /// [rows, k]: the sum of the first rows of each part; rows is at most C.
     pub sum: Region,
-    /// Whether `sum` counts too, as the first summand.
+    /// Whether the previous `sum` is the first summand.
     pub adds: bool,
 }
 
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn parts_are_added_from_the_left_to_the_rows_that_there_are() {
         let mut b = Bench::<256>::new();
-        // Only from the left does 1 survive: (1 − 2²⁴) + 2²⁴ = 1, and 1 + 2²⁴ = 2²⁴.
+        // Only the order from the left preserves the 1: (1 − 2²⁴) + 2²⁴ = 1, and 1 + 2²⁴ = 2²⁴.
         let large = 16_777_216.0f32;
         let row = |first: f32| [first, 2.0, 4.0, 8.0, 16.0, 32.0];
         let parts = [row(1.0), row(-large), row(large)];

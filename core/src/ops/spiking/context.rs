@@ -1,4 +1,4 @@
-//! Signals as rows of tokens, for the dense products that read them.
+//! Signals as rows of tokens, for the dense layers that read them.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};

@@ -12,7 +12,7 @@ pub struct Inhibit {
     pub weights: Region,
     /// The first inhibitory source.
     pub first: u32,
-    /// How many.
+    /// The number of inhibitory sources.
     pub count: u32,
 }
 

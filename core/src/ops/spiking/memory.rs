@@ -1,11 +1,11 @@
-//! An associative memory of fast weights: each token is stored under the key of the one before it, and read by a query
-//! (Schlag, Irie and Schmidhuber 2021; the linear attention of Katharopoulos et al. 2020 with decay).
+//! An associative memory of fast weights: each token is stored under the key of the token before it, and read by a
+//! query (Schlag, Irie and Schmidhuber 2021; the linear attention of Katharopoulos et al. 2020 with decay).
 
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::{axpy, dot};
 
-/// A stream's matrix and the key that its next value will be stored under.
+/// A stream's matrix, and the key under which its next value will be stored.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stored {
     /// [B, V, K].
@@ -15,7 +15,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Shows both, of which `operand` makes operands of these names.
+    /// Calls `visit` with both regions, as operands made by `operand` with these names.
     fn operands(
         &self,
         operand: fn(&'static str, Region) -> Operand,
@@ -64,7 +64,7 @@ fn check<O: Operation>(
     op.expect(stored.key.rows() == batch && stored.key.columns() == k, "key")
 }
 
-/// Moves a stream's F on by one token.
+/// Advances a stream's F by one token.
 fn advance(matrix: &mut [f32], decay: f32, keep: f32, value: &[f32], key: &[f32]) {
     for (row, &v) in matrix.chunks_exact_mut(key.len()).zip(value) {
         for (f, &k) in row.iter_mut().zip(key) {
@@ -122,7 +122,7 @@ impl Operation for Memory {
     }
 }
 
-/// The gradients of [`Memory`] within the segment; what was stored before it is taken as given.
+/// The gradients of [`Memory`] within the segment; the memory before the segment counts as constant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryGrad {
     /// [B, T, K].
@@ -139,7 +139,7 @@ pub struct MemoryGrad {
     pub decay: f32,
     /// [B, T, V].
     pub out_grad: Region,
-    /// [B, V, K]: F again, then its gradient.
+    /// [B, V, K]: F, computed again, then its gradient.
     pub work: Region,
     /// [B, T, K].
     pub keys_grad: Region,
@@ -199,7 +199,7 @@ impl Operation for MemoryGrad {
                     axpy(grad / k as f32, f, &mut queries_grad[(b * tokens + t) * k..][..k]);
                 }
             }
-            // From here on the gradient of F.
+            // From here on `work` is the gradient of F.
             work.fill(0.0);
             for t in (0..tokens).rev() {
                 let (row, token) = (b * tokens + t, self.token(read, b, t));
@@ -211,23 +211,23 @@ impl Operation for MemoryGrad {
     }
 }
 
-/// What a [`MemoryGrad`] reads of a token.
+/// The data of one token that a [`MemoryGrad`] reads.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryToken<'a> {
-    /// Of the token before.
+    /// The key of the token before.
     pub key: &'a [f32],
-    /// Its own.
+    /// The token's query.
     pub query: &'a [f32],
-    /// Its own.
+    /// The token's value.
     pub value: &'a [f32],
-    /// Of its output.
+    /// The gradient of the token's output.
     pub grad: &'a [f32],
     /// 0 where it begins a document.
     pub keep: f32,
 }
 
 impl MemoryGrad {
-    /// Token `t` of stream `b`, out of keys, queries, values, keep, key before the segment and out_grad.
+    /// Token `t` of stream `b`, from keys, queries, values, keep, key before the segment and out_grad.
     #[inline]
     pub fn token<'a>(&self, read: [&'a [f32]; 6], b: usize, t: usize) -> MemoryToken<'a> {
         let [_, batch, tokens, k] = self.keys.shape.map(|n| n as usize);
@@ -242,7 +242,8 @@ impl MemoryGrad {
         }
     }
 
-    /// Moves the gradient of F back by a token; `keys_grad` is that of the key of the token before, if it has one.
+    /// Moves the gradient of F back by one token; `keys_grad` is the gradient of the previous token's key, if it has
+    /// one.
     fn token_back(&self, token: MemoryToken<'_>, work: &mut [f32], keys_grad: &mut [f32], values_grad: &mut [f32]) {
         let k = token.key.len();
         for (f, &grad) in work.chunks_exact_mut(k).zip(token.grad) {
@@ -313,7 +314,7 @@ mod tests {
                 epsilon = 1e-6
             );
         }
-        // Stream 0 reads what was there before the segment.
+        // Stream 0 reads the memory from before the segment.
         let first: f64 = (0..4)
             .map(|i| {
                 let f = f64::from(0.9f32) * get(&mut b, op.before.matrix, i)

@@ -1,4 +1,4 @@
-//! What only modules of spiking neurons do.
+//! Operations of modules of spiking neurons.
 
 mod context;
 mod inhibit;

@@ -1,19 +1,20 @@
-//! Dopamine and novelty: how much each token's error counts for the synapses that learn from it.
+//! Dopamine and novelty: the weight of each token's error for the synapses that learn from it.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
+use crate::views;
 
-/// How fast the prediction of the reward and the mean of the loss follow.
+/// The rate at which the prediction of the reward and the mean of the loss are updated.
 pub const FOLLOW: f32 = 0.05;
 
-/// The factor stays within these.
+/// The bounds of the factor.
 pub const LIMITS: [f32; 2] = [0.25, 4.0];
 
-/// With reward −loss and its prediction `p = Σ_i predictor_i · output_i + predictor_n` by one module's n outputs, δ = reward
-/// − p and m the running mean of the loss before this step:
-/// `factor[t, b] = (1 + dopamine · tanh δ) (1 + novelty · (loss / m − 1))`, within [`LIMITS`];
-/// `signals_grad[t, first …, b] *= factor`. Then the predictor moves by [`FOLLOW`] times the mean of
-/// δ (output, 1) / (1 + Σ output²), and m by [`FOLLOW`] towards the mean loss; at first m is that mean.
+/// With reward −loss and its prediction `p = Σ_i predictor_i · output_i + predictor_n` from one module's n outputs, δ =
+/// reward − p and m the running mean of the loss before this step: `factor[t, b] = (1 + dopamine · tanh δ) (1 + novelty
+/// · (loss / m − 1))`, within [`LIMITS`]; `signals_grad[t, first …, b] *= factor`. Then the predictor changes by
+/// [`FOLLOW`] times the mean of δ (output, 1) / (1 + Σ output²), and m moves by [`FOLLOW`] towards the mean loss; in
+/// the first step m becomes that mean.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Modulate {
     /// `[B · T]`: nats.
@@ -32,14 +33,14 @@ pub struct Modulate {
     pub signals_grad: Region,
     /// The first signal that is scaled.
     pub first: u32,
-    /// How much dopamine counts.
+    /// The weight of dopamine.
     pub dopamine: f32,
-    /// How much novelty counts.
+    /// The weight of novelty.
     pub novelty: f32,
 }
 
 impl Modulate {
-    /// What a token's error counts for.
+    /// The factor of a token's error.
     pub fn factor(&self, loss: f32, mean: f32, delta: f32) -> f32 {
         let surprise = if mean > 0.0 { loss / mean - 1.0 } else { 0.0 };
         ((1.0 + self.dopamine * libm::tanhf(delta)) * (1.0 + self.novelty * surprise)).clamp(LIMITS[0], LIMITS[1])
@@ -74,21 +75,21 @@ impl Operation for Modulate {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [losses, signals, mut predictor, mut running, mut factors, mut signals_grad] = arena.views([
-            Some(self.losses),
-            Some(self.signals),
-            Some(self.predictor),
-            Some(self.running),
-            Some(self.factors),
-            Some(self.signals_grad),
-        ])?;
+        views!(arena;
+            losses = Some(self.losses),
+            signals = Some(self.signals),
+            mut predictor = Some(self.predictor),
+            mut running = Some(self.running),
+            mut factors = Some(self.factors),
+            mut signals_grad = Some(self.signals_grad),
+        );
         let [_, tokens, rows, streams] = self.signals_grad.shape.map(|n| n as usize);
         let n = self.predictor.elements() as usize - 1;
         let (losses, signals, count) = (losses.f32()?, signals.f32()?, (tokens * streams) as f32);
         let mean = running.f32()?[0];
         let (mut loss_sum, mut predicted, mut squares) = (0.0, 0.0, 0.0);
         let at = |t: usize, i: usize, b: usize| signals[((t + 1) * rows + self.outputs as usize + i) * streams + b];
-        // The factors' places hold δ until the predictor has moved.
+        // The slots of the factors hold δ until the predictor has been updated.
         for t in 0..tokens {
             for b in 0..streams {
                 let loss = losses[b * tokens + t];

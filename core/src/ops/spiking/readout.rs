@@ -1,17 +1,17 @@
-//! The residual stream of a spiking model: one module's outputs as they are, or gated by another's, and all other
-//! modules' through a sparse learned projection.
+//! The residual stream of a spiking model: one module's outputs directly, optionally gated by another module's, plus
+//! those of all other modules through a sparse learned projection.
 //!
-//! The projection's pattern is a sum of shifts, so that both directions are read in order and no index is stored:
+//! The projection's pattern is a sum of shifts, so that both directions read memory in order and no index is stored:
 //! output o reaches, with weight `[f, o]`, dim `(o + f · ⌊D / F⌋) mod D` for f = 0 … F − 1.
 
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::ops::math::gate;
 
-/// Where the readout's sources lie among the signals.
+/// The rows of the readout's sources among the signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// The first output that is projected; O of them follow one another.
+    /// The first of the O consecutive outputs that are projected.
     pub first: u32,
     /// The first of the D outputs that are the stream's dims.
     pub direct: u32,
@@ -26,19 +26,19 @@ pub struct Gate {
     pub bias: Region,
     /// The gating module's first output among the signals.
     pub first: u32,
-    /// How many it has.
+    /// The number of the gating module's outputs.
     pub count: u32,
 }
 
 impl Gate {
-    /// Shows its parameters.
+    /// Calls `visit` with its parameters.
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("gate weight", self.weight).exact());
         visit(Operand::read("gate bias", self.bias).exact());
     }
 }
 
-/// What the gradient of a gate's parameters is written to.
+/// The regions for the gradient of a gate's parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GateGrad {
     /// `[D]`.
@@ -53,7 +53,7 @@ pub struct GateGrad {
 pub struct Readout {
     /// [T + 1, H, B].
     pub signals: Region,
-    /// Where its sources lie.
+    /// The rows of its sources.
     pub layout: Layout,
     /// [F, O].
     pub weights: Region,
@@ -135,8 +135,8 @@ impl Operation for Readout {
     }
 }
 
-/// Fixed weights that take the place of the readout's own when its gradient goes back to the outputs: random feedback
-/// (Lillicrap et al. 2016). The gate then has none.
+/// Fixed weights that replace the readout's own weights when its gradient is propagated to the outputs: random feedback
+/// (Lillicrap et al. 2016). The gating module's outputs then get no gradient through the gate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Feedback {
     /// [F, O].
@@ -145,7 +145,8 @@ pub struct Feedback {
     pub direct: Region,
 }
 
-/// The gradients of [`Readout`]: of all signals (rows of others are zeros), of its weights and of its gate's.
+/// The gradients of [`Readout`]: with respect to all signals (other rows are zeros), its weights and its gate's
+/// parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReadoutGrad {
     /// [T + 1, H, B].
@@ -156,7 +157,7 @@ pub struct ReadoutGrad {
     pub weights: Region,
     /// As in [`Readout`].
     pub gate: Option<Gate>,
-    /// Random feedback; else the weights themselves.
+    /// Random feedback; without it, the weights themselves.
     pub feedback: Option<Feedback>,
     /// [B, T, D].
     pub out_grad: Region,
@@ -164,7 +165,7 @@ pub struct ReadoutGrad {
     pub signals_grad: Region,
     /// [F, O].
     pub weight_grad: Region,
-    /// With a gate.
+    /// If there is a gate.
     pub gate_grad: Option<GateGrad>,
 }
 
@@ -282,7 +283,7 @@ mod tests {
             Gate { weight: b.normal([1, 1, 1, 5], 3, 1.0), bias: b.normal([1, 1, 1, 5], 4, 1.0), first: 8, count: 2 };
         let out = b.poison([1, 2, 3, 5]);
         let out_grad = b.normal([1, 2, 3, 5], 5, 1.0);
-        // A slot of nothing before the segment, so that it has the signals' shape.
+        // Includes a slot of zeros before the segment, so that it has the signals' shape.
         let all = b.values([1, 4, 15, 2], &[0.0; 120]);
         let signals_grad = Region { offset: all.offset + 120, shape: [1, 3, 15, 2], ..all };
         let (weight_grad, gate_grad) = (

@@ -1,43 +1,44 @@
 //! One token's step of a module of spiking neurons: synapses, adaptive leaky integrate-and-fire, k-winner-take-all, and
 //! the filtered rates that other modules read (Bellec et al. 2020; k-winner-take-all after Maass 2000).
 //!
-//! Sums go over a row's synapses in their order, a product and a sum rounded one after the other, so that every device
-//! gives the same spikes to the bit.
+//! Sums go over a row's synapses in their order, with each product and each sum rounded separately, so that every
+//! device computes the same spikes, bit for bit.
 
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
+use crate::views;
 
 /// The constants of a module's neurons.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cell {
-    /// α: what is left of the potential after a token.
+    /// α: the factor of the potential from token to token.
     pub leak: f32,
-    /// θ₀: the threshold at rest, and what a spike costs.
+    /// θ₀: the threshold at rest, which a spike also subtracts from the potential.
     pub threshold: f32,
-    /// ρ: what is left of the adaptation after a token.
+    /// ρ: the factor of the adaptation from token to token.
     pub fatigue: f32,
-    /// β: how far the adaptation raises the threshold of every other neuron.
+    /// β: how much the adaptation raises the threshold of every other neuron.
     pub adaptation: f32,
-    /// κ: what is left of an output after a token.
+    /// κ: the factor of an output from token to token.
     pub filter: f32,
-    /// The firing rate that homeostasis holds.
+    /// The firing rate that homeostasis maintains.
     pub rate: f32,
-    /// How fast it does so, a token; 0 for none.
+    /// The change of a threshold by homeostasis for each token; 0 for none.
     pub homeostasis: f32,
-    /// Neurons that compete with each other; the last block may have fewer.
+    /// The number of neurons that compete with each other; the last block may have fewer.
     pub block: u32,
-    /// How many of a block may fire at once; `block` for no competition.
+    /// The number of neurons of a block that may fire at once; `block` for no competition.
     pub winners: u32,
 }
 
-/// What is left of an output counts as nothing from here down: numbers that fade on without end become slow ones.
+/// A decayed output below this counts as 0: otherwise outputs would become subnormal numbers, which are slow.
 pub const FAINT: f32 = 1e-12;
 
-/// How far homeostasis may move a threshold.
+/// The largest change of a threshold by homeostasis.
 pub const OFFSET_LIMIT: f32 = 3.0;
 
-/// No potential falls lower: as far below the lowest threshold as the pseudo-derivative reaches. A neuron that learned to
-/// be inhibited farther would be out of reach of homeostasis and of its gradient.
+/// The lower bound of potentials: as far below the lowest threshold as the pseudo-derivative reaches. A neuron that is
+/// inhibited further would be beyond the reach of homeostasis and of its gradient.
 pub const LOWEST_POTENTIAL: f32 = -OFFSET_LIMIT;
 
 impl Cell {
@@ -46,44 +47,44 @@ impl Cell {
         if j.is_multiple_of(2) { self.adaptation } else { 0.0 }
     }
 
-    /// The pseudo-derivative of a spike by the potential: 0.3 max(0, 1 − |v − θ| / θ₀).
+    /// The pseudo-derivative of a spike with respect to the potential: 0.3 max(0, 1 − |v − θ| / θ₀).
     pub fn slope(&self, above: f32) -> f32 {
         let distance = if above < 0.0 { -above } else { above };
         let slope = 1.0 - distance / self.threshold;
         if slope > 0.0 { 0.3 * slope } else { 0.0 }
     }
 
-    /// The potential v of a neuron after a token that brought it `current`, from the token before `previous`.
+    /// The potential v of a neuron after a token with input `current`, and input `previous` from the token before.
     #[inline(always)]
     pub fn potential(&self, v: f32, spiked: f32, keep: f32, previous: f32, current: f32) -> f32 {
-        // What lies before a document counts for nothing, even if it is not a number.
+        // State from before a document has no effect, even if it is NaN.
         let kept = (self.leak * v - self.threshold * spiked) + previous;
         let moved = if keep > 0.0 { kept + current } else { current };
-        // What is not a number stays so.
+        // NaN stays NaN.
         if moved < LOWEST_POTENTIAL { LOWEST_POTENTIAL } else { moved }
     }
 
-    /// How far `v` lies above the threshold of a neuron of this offset, adaptation β and fatigue.
+    /// The distance of `v` above the threshold of a neuron with this offset, adaptation β and fatigue.
     #[inline(always)]
     pub fn above(&self, v: f32, offset: f32, adaptation: f32, fatigue: f32, keep: f32) -> f32 {
         let tired = if keep > 0.0 { fatigue } else { 0.0 };
         v - ((self.threshold + offset) + adaptation * tired)
     }
 
-    /// The fatigue after a spike z of 0 or 1.
+    /// The fatigue after z = 0 or 1 spikes.
     #[inline(always)]
     pub fn tire(&self, fatigue: f32, keep: f32, z: f32) -> f32 {
         (if keep > 0.0 { self.fatigue * fatigue } else { 0.0 }) + z
     }
 
-    /// What is left of an output.
+    /// The decayed output.
     #[inline(always)]
     pub fn fade(&self, output: f32, keep: f32) -> f32 {
         let kept = if keep > 0.0 { self.filter * output } else { 0.0 };
         if kept.abs() > FAINT { kept } else { 0.0 }
     }
 
-    /// Homeostasis: moves each neuron's offset after its spikes in all streams.
+    /// Homeostasis: adjusts each neuron's offset after its spikes in all streams.
     pub fn hold_rate(&self, offsets: &mut [f32], spikes: &[f32], streams: usize) {
         if self.homeostasis > 0.0 {
             for (offset, spikes) in offsets.iter_mut().zip(spikes.chunks_exact(streams)) {
@@ -98,14 +99,14 @@ impl Cell {
 /// Rows of the signals that are a module's outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outputs {
-    /// The first.
+    /// The first row.
     pub first: u32,
-    /// How many.
+    /// The number of rows.
     pub count: u32,
 }
 
 impl Outputs {
-    /// The neurons pooled in output `o` of a module of `neurons`: as even as possible.
+    /// The neurons pooled in output `o` of a module of `neurons`: groups are as equal as possible.
     pub fn group(&self, o: u32, neurons: u32) -> core::ops::Range<usize> {
         let at = |o: u32| (o as u64 * neurons as u64 / self.count as u64) as usize;
         at(o)..at(o + 1)
@@ -117,29 +118,29 @@ impl Outputs {
         (((j as u64 + 1) * self.count as u64 - 1) / neurons as u64) as u32
     }
 
-    /// What a spike adds to the output of a group of `n`: 1 / √n.
+    /// The contribution of a spike to the output of a group of `n`: 1 / √n.
     pub fn share(n: usize) -> f32 {
         1.0 / libm::sqrtf(n as f32)
     }
 }
 
 /// Neuron j of stream b reads `c = Σ w x` over sources of this token and `p` over sources of the token before, in the
-/// order of its row: source s < H is signal s of this token, s < 2 H signal s − H of the token before, and above
-/// neuron s − 2 H of the module itself at the token before. With k = `keep`:
-/// `v ← max(k (α v − θ₀ z + p) + c, −3)`, `θ = θ₀ + offset + β k a`, `z = 1` where v > θ and v − θ is among its block's largest,
-/// `a ← k ρ a + z`, output `← k κ output + Σ z / √n` over its group of n.
-/// Homeostasis: `offset ← offset + η (mean of z over the streams − rate)`, within [`OFFSET_LIMIT`].
+/// order of its row: source s < H is signal s of this token, s < 2 H signal s − H of the token before, and any higher s
+/// neuron s − 2 H of the module itself at the token before. With k = `keep`: `v ← max(k (α v − θ₀ z + p) + c, −3)`, `θ
+/// = θ₀ + offset + β k a`, `z = 1` where v > θ and v − θ is among its block's largest, `a ← k ρ a + z`, output `← k κ
+/// output + Σ z / √n` over its group of n. Homeostasis: `offset ← offset + η (mean of z over the streams − rate)`,
+/// within [`OFFSET_LIMIT`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spike {
     /// The token, 0 … T − 1.
     pub token: u32,
-    /// [T + 1, H, B]: slot t + 1 is token t's. The module's outputs are written there.
+    /// [T + 1, H, B]: slot t + 1 belongs to token t. Writes the module's outputs there.
     pub signals: Region,
     /// [T + 1, N, B]: the module's spikes, in the same slots.
     pub spikes: Region,
     /// [T, B]: 0 where a document begins.
     pub keep: Region,
-    /// [N, F] u32: rising. None is an output that the module makes at this token.
+    /// [N, F] u32: ascending. No source is an output of the module itself at this token.
     pub sources: Region,
     /// [N, F].
     pub weights: Region,
@@ -147,11 +148,11 @@ pub struct Spike {
     pub potential: Region,
     /// [N, B]: a.
     pub fatigue: Region,
-    /// `[N]`: what homeostasis adds to the threshold.
+    /// `[N]`: the amount that homeostasis adds to the threshold.
     pub offset: Region,
     /// [T, N, B]: the pseudo-derivative, for the backward pass.
     pub slope: Option<Region>,
-    /// Where the outputs lie.
+    /// The rows of the outputs.
     pub outputs: Outputs,
     /// Constants.
     pub cell: Cell,
@@ -206,37 +207,26 @@ impl Operation for Spike {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let t = self.token;
-        let [
-            before,
-            mut now,
-            spiked,
-            mut spikes,
-            keep,
-            sources,
-            weights,
-            mut potential,
-            mut fatigue,
-            mut offset,
-            mut slope,
-        ] = arena.views([
-            Some(Spike::slot(self.signals, t)),
-            Some(Spike::slot(self.signals, t + 1)),
-            Some(Spike::slot(self.spikes, t)),
-            Some(Spike::slot(self.spikes, t + 1)),
-            Some(self.keep.slice_rows(t, 1)),
-            Some(self.sources),
-            Some(self.weights),
-            Some(self.potential),
-            Some(self.fatigue),
-            Some(self.offset),
-            self.slope.map(|s| Spike::slot(s, t)),
-        ])?;
+        views!(arena;
+            before = Some(Spike::slot(self.signals, t)),
+            mut now = Some(Spike::slot(self.signals, t + 1)),
+            spiked = Some(Spike::slot(self.spikes, t)),
+            mut spikes = Some(Spike::slot(self.spikes, t + 1)),
+            keep = Some(self.keep.slice_rows(t, 1)),
+            sources = Some(self.sources),
+            weights = Some(self.weights),
+            mut potential = Some(self.potential),
+            mut fatigue = Some(self.fatigue),
+            mut offset = Some(self.offset),
+            mut slope = self.slope.map(|s| Spike::slot(s, t)),
+        );
         let [_, _, rows, streams] = self.signals.shape.map(|n| n as usize);
         let (before, spiked, keep, fan_in) =
             (before.f32()?, spiked.f32()?, keep.f32()?, self.weights.columns() as usize);
         let (now, spikes, fatigue) = (now.f32_mut()?, spikes.f32_mut()?, fatigue.f32_mut()?);
         let (sources, weights, offsets) = (sources.u32()?, weights.f32()?, offset.f32()?);
-        // The potentials first; the distance to the threshold waits in the place of the spikes.
+        // The potentials first; the slots of the spikes hold the distances to the threshold until the spikes are
+        // decided.
         let synapses = Synapses { sources, weights, fan_in, now, before, spiked, rows, streams };
         for (i, v) in potential.f32_mut()?.iter_mut().enumerate() {
             let (j, k) = (i / streams, keep[i % streams]);
@@ -253,7 +243,7 @@ impl Operation for Spike {
     }
 }
 
-/// A module's synapses and what they read.
+/// A module's synapses and their inputs.
 struct Synapses<'a> {
     sources: &'a [u32],
     weights: &'a [f32],
@@ -266,7 +256,7 @@ struct Synapses<'a> {
 }
 
 impl Synapses<'_> {
-    /// What they bring neuron `j` of stream `b`: from this token, and from the one before.
+    /// The input of neuron `j` of stream `b`: from this token, and from the token before.
     fn bring(&self, j: usize, b: usize) -> [f32; 2] {
         let (rows, streams, [mut current, mut previous]) = (self.rows, self.streams, [0.0f32; 2]);
         for (&s, &w) in self.sources[j * self.fan_in..][..self.fan_in].iter().zip(&self.weights[j * self.fan_in..]) {
@@ -284,15 +274,15 @@ impl Synapses<'_> {
 }
 
 impl Spike {
-    /// Turns distances to the threshold into spikes, block by block, and moves on what follows them.
+    /// Turns distances to the threshold into spikes, block by block, and updates fatigue and slopes.
     fn fire(&self, keep: &[f32], spikes: &mut [f32], fatigue: &mut [f32], slope: &mut [f32]) {
         let (streams, winners) = (keep.len(), self.cell.winners as usize);
         let (neurons, block) = (spikes.len() / streams, self.cell.block as usize);
         for first in (0..neurons).step_by(block) {
             let end = neurons.min(first + block);
             for (b, &k) in keep.iter().enumerate() {
-                // The distances are needed until the whole block is decided: the fatigue of who fires, never negative,
-                // takes a minus sign.
+                // The distances are needed until the whole block is decided: until then a minus sign on the fatigue,
+                // which is never negative, marks the neurons that fire.
                 for j in first..end {
                     let i = j * streams + b;
                     let above = spikes[i];
@@ -316,7 +306,7 @@ impl Spike {
         }
     }
 
-    /// The module's outputs.
+    /// Computes the module's outputs.
     fn pool(&self, keep: &[f32], before: &[f32], spikes: &[f32], now: &mut [f32]) {
         for o in 0..self.outputs.count {
             let group = self.outputs.group(o, self.weights.rows());
@@ -367,7 +357,7 @@ mod tests {
         for seed in 1..=8 {
             let net = net(seed, CELL);
             let play = net.play(Nudge::None);
-            // Closer decisions are a matter of rounding.
+            // Closer decisions would depend on rounding.
             assert!(play.nearest > 1e-5, "seed {seed}: {}", play.nearest);
             let mut stage = Stage::new(&net);
             for (t, m) in (0..net.tokens).flat_map(|t| (0..2).map(move |m| (t, m))) {
@@ -390,7 +380,7 @@ mod tests {
                 silenced += played.above[t].iter().zip(&spikes).filter(|(u, z)| **u > 0.0 && **z == 0.0).count();
             }
         }
-        // What the cases are about did happen.
+        // Makes sure that the cases under test occurred.
         assert_eq!(limits, [true; 3]);
         assert!(fired > 500 && silenced > 40, "{fired} fired, {silenced} were silenced by others");
     }
@@ -398,7 +388,7 @@ mod tests {
     #[test]
     fn without_homeostasis_thresholds_stay_as_they_are() {
         let mut net = net(3, Cell { homeostasis: 0.0, ..CELL });
-        // Beyond the limit too: the region is only read then.
+        // Beyond the limit as well: the region is then only read.
         net.modules[0].offset[0] = 4.0;
         let mut stage = Stage::play(&net);
         assert_eq!(stage.bench.get(stage.places[0].offset), net.modules[0].offset);
@@ -446,7 +436,7 @@ mod tests {
     #[test]
     fn a_tie_goes_to_the_lower_index() {
         let mut net = Net::new(1, Cell { block: 4, winners: 2, ..CELL }, 2, 1, &SIZES[..1], Links::All);
-        // All begin anew and read the same, so that all potentials and thresholds are the same.
+        // All neurons start anew and read the same sources, so all potentials and thresholds are equal.
         let fan_in = SIZES[0].fan_in as usize;
         let module = &mut net.modules[0];
         net.keep.fill(0.0);

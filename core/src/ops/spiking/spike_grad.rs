@@ -1,36 +1,37 @@
-//! The backward pass of a module's neurons: from the gradient of its outputs to that of its potentials.
+//! The backward pass of a module's neurons: from the gradient of their outputs to that of their potentials.
 
 use super::spike::{Cell, Outputs, Spike};
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
+use crate::views;
 
 /// For tokens t = first + count − 1 down to first, with k_t = `keep[t]` and 0 beyond the segment:
 /// `output gradient_t += k_{t+1} κ output gradient_{t+1}`,
 /// `d_t = gradient of its group's output_t / √n (+ spikes_grad)`,
 /// `u_t = slope_t (d_t + A_t)`, `g_t = u_t + k_{t+1} α g_{t+1}`, `A_{t−1} = k_t (ρ A_t − β u_t)`.
 ///
-/// g is the gradient of what a neuron's synapses bring it. Without `spikes_grad` and `fatigue_grad` this is e-prop's
+/// g is the gradient of the input of a neuron's synapses. Without `spikes_grad` and `fatigue_grad` this is e-prop's
 /// eligibility, slope times filtered input, with its sums over time in the other order (Bellec et al. 2020); with
-/// `fatigue_grad` that of adaptive neurons in full; with `spikes_grad`, what a spike does through other neurons'
-/// synapses, backpropagation through time. The threshold's effect through the reset is left out, as there, and the
-/// potential's floor is passed as if it were not there.
+/// `fatigue_grad` it includes the adaptation; with `spikes_grad` it includes the effect of a spike through other
+/// neurons' synapses, which is backpropagation through time. The effect of the threshold through the reset is left out,
+/// as in the paper, and so is that of the potential's lower bound.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpikeGrad {
     /// The earliest token.
     pub first: u32,
-    /// Tokens; 1 with `spikes_grad`.
+    /// The number of tokens; 1 with `spikes_grad`.
     pub count: u32,
-    /// [T, H, B]: of slot t + 1's signals; the module's outputs are filtered in place.
+    /// [T, H, B]: the gradient of slot t + 1's signals; the module's outputs are filtered in place.
     pub signals_grad: Region,
-    /// [T, N, B]: the pseudo-derivative; becomes g.
+    /// [T, N, B]: the pseudo-derivative; overwritten with g.
     pub slope: Region,
     /// [T, B].
     pub keep: Region,
-    /// [N, B]: A, handed from call to call; begun at the last token of the segment.
+    /// [N, B]: A, passed from call to call; initialised at the last token of the segment.
     pub fatigue_grad: Option<Region>,
-    /// [N, B]: what synapses bring back to the spikes of the one token.
+    /// [N, B]: the gradient of the token's spikes through synapses.
     pub spikes_grad: Option<Region>,
-    /// Where the outputs lie.
+    /// The rows of the outputs.
     pub outputs: Outputs,
     /// Constants.
     pub cell: Cell,
@@ -42,7 +43,7 @@ impl Operation for SpikeGrad {
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         let slots = |r: Region, count: u32| r.slice_rows(self.first * r.shape[2], count * r.shape[2]);
         let tokens = self.slope.shape[1];
-        // The slot behind the last one is read where there is one.
+        // The slot after the last one is read, too, if it exists.
         let reach = (self.count + 1).min(tokens - self.first);
         visit(Operand::update("signals_grad", slots(self.signals_grad, reach)));
         visit(Operand::update("slope", slots(self.slope, reach)));
@@ -108,8 +109,8 @@ impl Operation for SpikeGrad {
     }
 }
 
-/// The gradient of a module's synapses: `weight_grad[j, f] = Σ_t Σ_b g[t, j, b] · x`, x being what [`Spike`] read there;
-/// of the token before it counts where `keep` is 1.
+/// The gradient of a module's synapses: `weight_grad[j, f] = Σ_t Σ_b g[t, j, b] · x`, where x is the input that
+/// [`Spike`] read; inputs from the token before count where `keep` is 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SynapseGrad {
     /// [T, N, B]: g, from [`SpikeGrad`].
@@ -153,14 +154,14 @@ impl Operation for SynapseGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [grad, signals, spikes, keep, sources, mut weight_grad] = arena.views([
-            Some(self.grad),
-            Some(self.signals),
-            Some(self.spikes),
-            Some(self.keep),
-            Some(self.sources),
-            Some(self.weight_grad),
-        ])?;
+        views!(arena;
+            grad = Some(self.grad),
+            signals = Some(self.signals),
+            spikes = Some(self.spikes),
+            keep = Some(self.keep),
+            sources = Some(self.sources),
+            mut weight_grad = Some(self.weight_grad),
+        );
         let [_, tokens, neurons, streams] = self.grad.shape.map(|n| n as usize);
         let (rows, fan_in) = (self.signals.shape[2] as usize, self.sources.columns() as usize);
         let (grad, signals, spikes, keep) = (grad.f32()?, signals.f32()?, spikes.f32()?, keep.f32()?);
@@ -185,9 +186,10 @@ impl Operation for SynapseGrad {
     }
 }
 
-/// What a module's synapses bring back to their sources at one token: with `d_s = Σ w · g[token]` over the synapses of
-/// source s, in the order of the index: a signal of this token: `signals_grad[token, s] += d_s`; of the token before:
-/// `signals_grad[token − 1, s] += keep · d_s`, where the segment has it; a neuron of the module: `spikes_grad = keep · d_s`.
+/// The gradient of the synapses' sources at one token: with `d_s = Σ w · g[token]` over the synapses of source s, in
+/// the order of the index. For a signal of this token: `signals_grad[token, s] += d_s`; of the token before:
+/// `signals_grad[token − 1, s] += keep · d_s`, if that is in the segment; for a neuron of the module: `spikes_grad =
+/// keep · d_s`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SynapseInputGrad {
     /// The token.
@@ -198,7 +200,7 @@ pub struct SynapseInputGrad {
     pub weights: Region,
     /// `[2 H + N + 1]` u32: where each source's synapses begin in `synapses`.
     pub starts: Region,
-    /// [N, F] u32: the synapses (row · F + place), by source.
+    /// [N, F] u32: the synapses (row · F + slot), ordered by source.
     pub synapses: Region,
     /// [T, B].
     pub keep: Region,
@@ -241,15 +243,15 @@ impl Operation for SynapseInputGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [grad, weights, starts, synapses, keep, mut signals_grad, mut spikes_grad] = arena.views([
-            Some(Spike::slot(self.grad, self.token)),
-            Some(self.weights),
-            Some(self.starts),
-            Some(self.synapses),
-            Some(self.keep.slice_rows(self.token, 1)),
-            Some(self.signals_grad),
-            Some(self.spikes_grad),
-        ])?;
+        views!(arena;
+            grad = Some(Spike::slot(self.grad, self.token)),
+            weights = Some(self.weights),
+            starts = Some(self.starts),
+            synapses = Some(self.synapses),
+            keep = Some(self.keep.slice_rows(self.token, 1)),
+            mut signals_grad = Some(self.signals_grad),
+            mut spikes_grad = Some(self.spikes_grad),
+        );
         let (rows, fan_in) = (self.signals_grad.shape[2] as usize, self.weights.columns() as usize);
         let (streams, t) = (self.grad.columns() as usize, self.token as usize);
         let (grad, weights, keep, starts) = (grad.f32()?, weights.f32()?, keep.f32()?, starts.u32()?);

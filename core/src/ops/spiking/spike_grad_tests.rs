@@ -18,31 +18,31 @@ fn net(seed: u64, cell: Cell) -> Net {
     Net::new(seed, cell, TAPS, TOKENS, &SIZES, Links::All)
 }
 
-/// One layer that reads nothing but its input.
+/// One layer that reads only its input.
 fn layer(seed: u64, cell: Cell) -> Net {
     let size = Size { neurons: 11, outputs: 4, fan_in: 3 };
     Net::new(seed, cell, TAPS, TOKENS, &[size], Links::Taps)
 }
 
-/// [T, H, B]: the loss's gradient by each signal, what comes through others left out.
+/// [T, H, B]: the loss's direct gradient with respect to each signal, without effects through other signals.
 fn direct(net: &Net) -> Vec<f32> {
     (0..(net.tokens * net.rows * net.streams) as u64).map(|i| Random::new(5, 9).normal(i)).collect()
 }
 
-/// What a backward pass left behind.
+/// The results of a backward pass.
 #[derive(Debug, Clone, PartialEq)]
 struct Found {
-    /// [N, F] a module.
+    /// [N, F] for each module.
     weights: Vec<Vec<f32>>,
     /// [T, H, B].
     signals: Vec<f32>,
 }
 
-/// A backward pass's regions, behind those of the forward pass.
+/// A backward pass's regions, after those of the forward pass.
 struct Back {
     stage: Stage,
     signals_grad: Region,
-    /// A a module.
+    /// A, for each module.
     fatigue: Vec<Region>,
 }
 
@@ -87,7 +87,7 @@ impl Back {
     }
 }
 
-/// e-prop, in full with `fatigue`, in calls of `count` tokens.
+/// e-prop, including adaptation if `fatigue`, in calls of `count` tokens.
 fn eprop(net: &Net, fatigue: bool, count: usize) -> Found {
     let mut back = Back::new(net);
     for m in 0..net.modules.len() {
@@ -99,12 +99,12 @@ fn eprop(net: &Net, fatigue: bool, count: usize) -> Found {
     back.synapses()
 }
 
-/// Backpropagation through time: tokens from the last, and modules within a token.
+/// Backpropagation through time: tokens from the last to the first, and the modules within each token.
 fn bptt(net: &Net) -> Found {
     let mut back = Back::new(net);
     let mut index = Vec::new();
     for (module, place) in net.modules.iter().zip(back.stage.places.clone()) {
-        // Counting sort: where each source's synapses begin, then the synapses in their places.
+        // Counting sort: first where each source's synapses begin, then the synapses.
         let mut starts = vec![0u32; 2 * net.rows + module.size.neurons as usize + 1];
         module.sources.iter().for_each(|s| starts[*s as usize + 1] += 1);
         (1..starts.len()).for_each(|s| starts[s] += starts[s - 1]);
@@ -135,7 +135,7 @@ fn bptt(net: &Net) -> Found {
     back.synapses()
 }
 
-/// e-prop as the papers have it, forward in time: an eligibility a synapse and stream, times the learning signal.
+/// e-prop as in the papers, forward in time: an eligibility for each synapse and stream, times the learning signal.
 fn eligibilities(net: &Net, play: &Play, fatigue: bool) -> Vec<Vec<f64>> {
     let direct = direct(net);
     let cell = net.cell;
@@ -149,7 +149,7 @@ fn eligibilities(net: &Net, play: &Play, fatigue: bool) -> Vec<Vec<f64>> {
             let pooled = (o + 1) * neurons / outputs - o * neurons / outputs;
             let mut sum = 0.0;
             for b in 0..net.streams {
-                // ε of the potential and of the adaptation; the eligibility as the output filters it.
+                // ε of the potential and of the adaptation; the eligibility filtered like the output.
                 let (mut of_v, mut of_a, mut filtered) = (0.0, 0.0, 0.0);
                 for t in 0..net.tokens {
                     let keep = net.keep(t, b);
@@ -168,7 +168,7 @@ fn eligibilities(net: &Net, play: &Play, fatigue: bool) -> Vec<Vec<f64>> {
     net.modules.iter().enumerate().map(of_module).collect()
 }
 
-/// dL / d what is nudged, L being the sum of all signals of the segment times their direct gradients.
+/// dL / d of the nudged input, where L is the sum of all signals of the segment times their direct gradients.
 fn tangent(net: &Net, direct: &[f32], nudge: Nudge) -> f64 {
     let play = net.play(nudge);
     let signals = &play.signals[net.rows * net.streams..];
@@ -183,13 +183,13 @@ fn tangents(net: &Net) -> Vec<Vec<f64>> {
     (0..net.modules.len()).map(of_module).collect()
 }
 
-/// The largest difference in parts of the number itself, or of a hundredth of the largest where it is smaller: sums of
-/// many terms may cancel.
+/// The largest relative difference, or difference to a hundredth of the largest number where the number is smaller:
+/// sums of many terms may cancel.
 fn distance(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
     let apart = |(a, b): (&f32, &f64)| (f64::from(*a) - b).abs() / b.abs().max(0.01 * largest);
-    // Not f64::max alone, which passes NaN over.
+    // A separate check, since f64::max ignores NaN.
     assert!(largest > 0.1 && found.iter().all(|x| x.is_finite()));
     found.iter().zip(expected).map(apart).fold(0.0, f64::max)
 }
@@ -239,7 +239,7 @@ fn backpropagation_through_time_is_what_tangents_of_the_whole_net_give() {
         let (play, found, direct) = (net.play(Nudge::None), bptt(&net), direct(&net));
         assert!(play.nearest > 1e-5, "seed {seed}: {}", play.nearest);
         agree(&found.weights, &tangents(&net));
-        // What e-prop leaves out is seen here.
+        // The effects that e-prop leaves out are visible here.
         differ(&found.weights, &eligibilities(&net, &play, true));
         let (mut taps, mut expected) = (Vec::new(), Vec::new());
         let tap = |i: &usize| i / net.streams % net.rows < net.taps;
@@ -260,7 +260,7 @@ fn eprop_is_backpropagation_where_nothing_recurs() {
         assert_eq!(full.weights, bptt(&net).weights);
         agree(&full.weights, &tangents(&net));
         differ(&eprop(&net, false, TOKENS).weights, &tangents(&net));
-        // Without adaptation there is nothing that the short form leaves out.
+        // Without adaptation the short form leaves nothing out.
         let plain = layer(seed, Cell { adaptation: 0.0, ..CELL });
         assert_eq!(eprop(&plain, false, TOKENS).weights, bptt(&plain).weights);
     }

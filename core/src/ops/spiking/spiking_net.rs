@@ -1,5 +1,5 @@
-//! A small net of spiking modules, twice: on the bench, and in f64 with a tangent beside each number. For the tests of
-//! the operations of neurons, forward and backward.
+//! A small net of spiking modules, twice: on the bench, and in f64 with a tangent for each number. For the tests of the
+//! operations of neurons, forward and backward.
 
 extern crate std;
 
@@ -12,7 +12,7 @@ use core::ops::{Add, Mul, Sub};
 use std::vec;
 use std::vec::Vec;
 
-/// No constant is 1, nor a power of another: a forgotten or misplaced one shows.
+/// No constant is 1, nor a power of another, so that a forgotten or misplaced one is detected.
 pub const CELL: Cell = Cell {
     leak: 0.85,
     threshold: 0.9,
@@ -70,7 +70,7 @@ impl Mul<f64> for Dual {
     }
 }
 
-/// What modules read.
+/// The sources of the modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
     /// Taps, earlier modules' outputs, all signals of the token before, own neurons.
@@ -79,7 +79,7 @@ pub enum Links {
     Taps,
 }
 
-/// How many of each a module has.
+/// The sizes of a module.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
     pub neurons: u32,
@@ -87,7 +87,7 @@ pub struct Size {
     pub fan_in: u32,
 }
 
-/// A module before the first token.
+/// A module's state before the first token.
 #[derive(Debug, Clone)]
 pub struct Module {
     pub size: Size,
@@ -102,11 +102,11 @@ pub struct Module {
     pub fatigue: Vec<f32>,
     /// `[N]`.
     pub offset: Vec<f32>,
-    /// [N, B]: of the token before the chunk.
+    /// [N, B]: the spikes of the token before the chunk.
     pub spikes: Vec<f32>,
 }
 
-/// Modules, the taps they read, and where documents begin.
+/// Modules, the taps they read, and the beginnings of documents.
 #[derive(Debug, Clone)]
 pub struct Net {
     pub cell: Cell,
@@ -117,12 +117,12 @@ pub struct Net {
     pub rows: usize,
     /// [T, B].
     pub keep: Vec<f32>,
-    /// [T + 1, H, B]: what is there before the first token; NaN for outputs yet to come.
+    /// [T + 1, H, B]: the signals before the first token; NaN for outputs that are not computed yet.
     pub signals: Vec<f32>,
     pub modules: Vec<Module>,
 }
 
-/// The input that a tangent begins at.
+/// The input that a tangent starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nudge {
     None,
@@ -132,7 +132,7 @@ pub enum Nudge {
     Signal(usize),
 }
 
-/// What a module did: a vector of [N, B] a token, spikes with the one before the chunk.
+/// The trace of a module: a vector of [N, B] for each token; spikes include the token before the chunk.
 #[derive(Debug, Clone, Default)]
 pub struct Played {
     pub spikes: Vec<Vec<Dual>>,
@@ -144,7 +144,7 @@ pub struct Played {
     pub offset: Vec<Vec<f64>>,
 }
 
-/// What the net did.
+/// The trace of the net.
 #[derive(Debug, Clone)]
 pub struct Play {
     /// [T + 1, H, B].
@@ -155,7 +155,7 @@ pub struct Play {
 }
 
 impl Net {
-    /// Three streams; every number is drawn by `seed`.
+    /// A net of three streams; `seed` determines every number.
     pub fn new(seed: u64, cell: Cell, taps: u32, tokens: usize, sizes: &[Size], links: Links) -> Self {
         let streams = 3;
         let rows = taps + sizes.iter().map(|s| s.outputs).sum::<u32>();
@@ -208,7 +208,7 @@ impl Net {
         f64::from(self.keep[t * self.streams + b])
     }
 
-    /// What a synapse of source `s` reads at token `t`.
+    /// The input of a synapse with source `s` at token `t`.
     pub fn read(&self, s: u32, t: usize, b: usize, signals: &[Dual], spikes: &[Vec<Dual>]) -> Dual {
         let (s, rows) = (s as usize, self.rows);
         let signal = |slot: usize, row: usize| signals[(slot * rows + row) * self.streams + b];
@@ -219,8 +219,8 @@ impl Net {
         }
     }
 
-    /// The whole chunk in f64, with the tangent of everything by `nudge`. A spike's tangent is the pseudo-derivative
-    /// times that of v − θ; the reset and homeostasis have none.
+    /// Runs the whole chunk in f64, with the tangent of everything with respect to `nudge`. A spike's tangent is the
+    /// pseudo-derivative times that of v − θ; reset and homeostasis have none.
     pub fn play(&self, nudge: Nudge) -> Play {
         let dual = |x: &f32| Dual::constant(f64::from(*x));
         let all = |x: &[f32]| x.iter().map(dual).collect::<Vec<_>>();
@@ -270,7 +270,7 @@ impl Net {
             }
             let reset = Dual::constant(threshold * played.spikes[t][i].x);
             v[i] = (v[i] * leak - reset) * self.keep(t, b) + input;
-            // Tangents pass the floor as if it were not there, as the gradients do.
+            // Tangents ignore the lower bound of the potential, as the gradients do.
             v[i].x = v[i].x.max(f64::from(LOWEST_POTENTIAL));
             a[i] = a[i] * self.keep(t, b);
             let raised = a[i] * if j.is_multiple_of(2) { adaptation } else { 0.0 };
@@ -285,7 +285,7 @@ impl Net {
                 let distance = |j: usize| above[j * streams + b].x;
                 let mut block: Vec<usize> = (first..neurons.min(first + self.cell.block as usize)).collect();
                 play.nearest = block.iter().map(|j| distance(*j).abs()).fold(play.nearest, f64::min);
-                // A stable sort: of equals the lower index stays in front.
+                // A stable sort: the lower index of equals comes first.
                 block.sort_by(|i, j| distance(*j).total_cmp(&distance(*i)));
                 block.retain(|j| distance(*j) > 0.0);
                 let (winners, losers) = block.split_at(block.len().min(self.cell.winners as usize));
@@ -323,7 +323,7 @@ impl Net {
     }
 }
 
-/// Where a module lies on the bench.
+/// The regions of a module on the bench.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     pub spikes: Region,
@@ -367,7 +367,7 @@ impl Stage {
         Self { bench, signals, keep, places }
     }
 
-    /// Token `t` of module `m`.
+    /// Runs token `t` of module `m`.
     pub fn step(&mut self, net: &Net, m: usize, t: usize) {
         let Place { spikes, sources, weights, potential, fatigue, offset, slope } = self.places[m];
         self.bench.run(Spike {
@@ -386,7 +386,7 @@ impl Stage {
         });
     }
 
-    /// The whole chunk.
+    /// Runs the whole chunk.
     pub fn play(net: &Net) -> Self {
         let mut stage = Self::new(net);
         for (t, m) in (0..net.tokens).flat_map(|t| (0..net.modules.len()).map(move |m| (t, m))) {

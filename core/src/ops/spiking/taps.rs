@@ -1,29 +1,29 @@
-//! The last tokens' embeddings, as signals that neurons read: a delay line that ends where a document begins.
+//! The last tokens' embeddings as signals for the neurons: a delay line that starts anew with each document.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
-/// How many tokens of its own document token `t` of a segment can see back: `offset`, or fewer where the segment begins
-/// anew. 0 begins a document.
+/// The number of earlier tokens that token `t` of a segment sees of its own document: `offset`, or fewer if the segment
+/// is `fresh`. 0 at the beginning of a document.
 pub const fn reach(offset: u32, t: u32, fresh: bool) -> u32 {
     if fresh && t < offset { t } else { offset }
 }
 
-/// Of slot t + 1, row k·E + e of stream b is `x[b, t − k, e]`, or 0 where token t − k is of another document; what
-/// lies before the segment comes from slot 0. `keep[t, b]` is 0 where a document begins, else 1.
+/// In slot t + 1, row k·E + e of stream b is `x[b, t − k, e]`, or 0 where token t − k is in another document; tokens
+/// before the segment come from slot 0. `keep[t, b]` is 0 where a document begins, else 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Taps {
     /// [B, T, E].
     pub x: Region,
-    /// `[B · T]` u32: tokens of the same document before each.
+    /// `[B · T]` u32: the number of tokens of the same document before each token.
     pub offsets: Region,
     /// [T + 1, rows, B]: the first taps · E rows of slots 1 … T are written.
     pub signals: Region,
     /// [T, B].
     pub keep: Region,
-    /// Tokens that neurons see, this one included.
+    /// The number of tokens that neurons see, including the current one.
     pub taps: u32,
-    /// Whether the segment goes on from nothing: slot 0 is not read.
+    /// Whether the segment has no past: slot 0 is not read.
     pub fresh: bool,
 }
 
@@ -96,7 +96,7 @@ pub struct TapsGrad {
     pub taps: u32,
     /// As in [`Taps`].
     pub fresh: bool,
-    /// Whether to add to what is there instead of writing over it.
+    /// Whether to add to `x_grad` instead of overwriting it.
     pub accumulate: bool,
 }
 
@@ -175,14 +175,14 @@ mod tests {
             b.get(op.signals)[((t + 1) * 11 + k * 3 + e) * 2 + s]
         };
         for e in 0..3 {
-            // Stream 0, token 3 is the second of its document; token 0 sees two before the segment.
+            // Stream 0, token 3 is the second token of its document; token 0 sees two tokens from before the segment.
             assert_eq!(row(&mut b, 3, 1, e, 0), x[2 * 3 + e]);
             assert_eq!(row(&mut b, 3, 2, e, 0), 0.0);
             assert_eq!(row(&mut b, 0, 1, e, 0), before[e * 2]);
             assert_eq!(row(&mut b, 1, 2, e, 0), before[e * 2]);
             assert_eq!(row(&mut b, 4, 2, e, 1), x[(5 + 2) * 3 + e]);
         }
-        // The rows behind the taps are others'.
+        // The rows after the taps belong to other signals.
         assert_eq!(row(&mut b, 2, 3, 0, 1), before[(3 * 11 + 9) * 2 + 1]);
     }
 

@@ -1,4 +1,4 @@
-//! Rules that move each matrix by itself: one operation for a layer's.
+//! Rules that update each matrix separately: one operation for each layer's matrix.
 
 use super::{Cut, Mover, Piece, Place, orthogonalises};
 use crate::device::{Device, OperationError};
@@ -6,10 +6,10 @@ use crate::memory::Layout;
 use crate::model::Control;
 use crate::optimizer::{Optimizer, Recipe, Rows};
 
-/// Moves those of `places` whose matrices are not orthogonalised.
+/// Updates the matrices of those `places` that are not orthogonalised.
 ///
 /// # Errors
-/// What the device could not do.
+/// An error of the device.
 pub(super) fn update(
     device: &mut dyn Device,
     control: &Control,
@@ -22,7 +22,7 @@ pub(super) fn update(
     })
 }
 
-/// Moves one layer's matrix of `place`.
+/// Updates one layer's matrix of `place`.
 fn of_layer(
     device: &mut dyn Device,
     control: &Control,

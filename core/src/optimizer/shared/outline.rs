@@ -1,4 +1,4 @@
-//! What a model's parameters take of the sections, and which neighbours in them are moved alike.
+//! The rows that a model's parameters occupy in the sections, and the ranges of adjacent parameters updated alike.
 
 use super::table::COLUMNS;
 use crate::memory::{Dtype, Ledger, Section, Sections, Stacked};
@@ -8,45 +8,46 @@ use crate::optimizer::matrices::Matrices;
 use crate::optimizer::rule::STATES;
 use crate::optimizer::{Group, Learns, Optimizer};
 
-/// Why they do not share a model of other parameters, nor are its gradients released.
+/// The error for a model with other parameters, for ranks and for released gradients.
 const OTHER: &str = "ranks share parameters that learn at the end of a step and are of one type, and gradients are released of no \
                      others; this model has others";
 
-/// Why ranks do not share a matrix that is smaller than what its rule keeps of its rows and columns.
+/// The error for a matrix whose state for rows and columns is larger than the matrix itself, which ranks cannot share.
 const NARROW: &str = "ranks share as many bytes of each state as of all parameters, and the rule of some small matrix keeps more of its \
                       rows and columns; use another rule for its group, or --states f32";
 
-/// Neighbours in a section that are moved alike.
+/// Adjacent parameters in a section that are updated alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::optimizer) struct Range {
     pub(in crate::optimizer) group: Group,
-    /// The section; of layers the first.
+    /// The section; for layers, the first layer.
     pub(in crate::optimizer) section: Section,
-    /// Its first row there, and its rows.
+    /// The range's first row in the section, and its number of rows.
     pub(in crate::optimizer) first: u32,
     pub(in crate::optimizer) rows: u32,
-    /// Its first row there in each table that its rule keeps.
+    /// The range's first row in each state table of its rule.
     pub(in crate::optimizer) kept: [u32; STATES],
-    /// What it is taken apart into, where it is one parameter that moves as whole matrices.
+    /// The matrices of the range, where it is one parameter that is updated as whole matrices.
     pub(in crate::optimizer) matrices: Option<Matrices>,
 }
 
-/// Rows that a tensor of this shape takes.
+/// Rows that a tensor of this shape occupies.
 fn grains(shape: [u32; 2]) -> u64 {
     let [rows, columns] = shape.map(u64::from);
     (rows * columns).div_ceil(COLUMNS.into())
 }
 
-/// Rows that a tensor of this shape and type takes of a table whose rows are of type `table`: what is kept in f32 may lie among blocks of 8 bits.
+/// Rows that a tensor of this shape and type occupies in a table whose rows are of type `table`: f32 states may lie
+/// between blocks of 8 bits.
 pub(super) fn rows_of([.., rows, columns]: [u32; 4], dtype: Dtype, table: Dtype) -> u64 {
     let bytes = grains([rows, columns]).saturating_mul(dtype.row_bytes(COLUMNS));
     bytes.div_ceil(table.row_bytes(COLUMNS))
 }
 
-/// What a model's parameters take of the sections, found as they are listed.
+/// The rows that a model's parameters occupy in the sections, accumulated as they are listed.
 #[derive(Clone, Copy)]
 pub(super) struct Outline {
-    /// Rows before the layers, of a layer, behind them.
+    /// Rows before the first layer, of each layer, and after the last layer.
     pub(super) rows: [u64; 3],
     layers: u32,
 }
@@ -54,7 +55,8 @@ pub(super) struct Outline {
 impl Outline {
     pub(super) const NOTHING: Outline = Outline { rows: [0; 3], layers: 1 };
 
-    /// Takes the next parameter: its section, of layers the first, its first row there, and its rows.
+    /// Adds the next parameter: returns its section (for layers, the first), its first row there, and its number of
+    /// rows.
     pub(super) fn take(&mut self, p: &Parameter) -> (Section, u64, u64) {
         let section = match p.is_layered() {
             true => Section::Layer(0),
@@ -68,9 +70,10 @@ impl Outline {
         (section, first, rows)
     }
 
-    /// Takes what is kept of a parameter in `section`, `each` rows a tensor: its first row there, and its rows.
+    /// Adds a parameter's state to `section`, `each` rows for each tensor: returns its first row there, and its number
+    /// of rows.
     pub(super) fn add(&mut self, p: &Parameter, section: Section, each: u64) -> [u64; 2] {
-        // Several of one name that belong to no layer follow each other.
+        // Several tensors of one name that belong to no layer are adjacent.
         let rows = if p.is_layered() { each } else { each.saturating_mul(p.layers.into()) };
         let taken = &mut self.rows[section.kind()];
         let first = *taken;
@@ -78,12 +81,12 @@ impl Outline {
         [first, rows]
     }
 
-    /// So many layers.
+    /// The same outline with `layers` layers.
     pub(super) const fn layers(self, layers: u32) -> Outline {
         Outline { layers, ..self }
     }
 
-    /// The sections; nothing where they have more rows than are counted, which `ledger` then refuses.
+    /// The sections; empty where they have more rows than 32 bits can count, which `ledger` then refuses.
     pub(super) fn sections(&self, ledger: &mut dyn Ledger) -> Sections {
         let mut counted = |rows: u64| {
             let bytes = rows.saturating_mul(Dtype::F32.row_bytes(COLUMNS));
@@ -95,16 +98,17 @@ impl Outline {
     }
 }
 
-/// What a model's parameters come to.
+/// The outline of a model's parameters.
 pub(super) struct Outlines {
     /// Rows of each section.
     pub(super) sections: Sections,
-    /// Those of each table that rules keep, where one does: of one process what they keep, of ranks what all have.
+    /// The sections of each state table, if a rule has it: in one process the rules' rows, with ranks the rows of all
+    /// parameters.
     pub(super) kept: [Option<Sections>; STATES],
     pub(super) ranges: [Option<Range>; RANGES],
-    /// Which kinds of sections have matrices that are moved whole.
+    /// Which kinds of sections have matrices that are updated as a whole.
     pub(super) whole: [bool; 3],
-    /// Why the model cannot be updated, where it cannot.
+    /// The reason why the model cannot be updated, if it cannot.
     pub(super) refused: Option<&'static str>,
 }
 
@@ -153,8 +157,8 @@ pub(super) fn outline<M: Parameters>(
     Outlines { sections, kept, ranges: core::array::from_fn(|i| ranges.get(i).copied()), whole, refused }
 }
 
-/// Takes the next parameter into the last range or a new one: of `section` these rows, the first one and how many, and what
-/// its rule keeps from these rows on. Says whether there was room.
+/// Adds the next parameter to the last range or to a new one: its first row and number of rows in `section`, and the
+/// first rows of its state. Returns whether there was room.
 fn extend(
     ranges: &mut heapless::Vec<Range, RANGES>,
     optimizer: &Optimizer,
@@ -162,7 +166,7 @@ fn extend(
     rows: [u64; 2],
     kept: [u64; STATES],
 ) -> bool {
-    // More rows than are counted were refused as they were laid.
+    // A number of rows beyond 32 bits was refused when the tables were laid.
     let counted = |rows: u64| rows.min(u32::MAX.into()) as u32;
     let ([first, rows], kept) = (rows.map(counted), kept.map(counted));
     let neighbour = |range: &&mut Range| {

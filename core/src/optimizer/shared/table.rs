@@ -1,28 +1,29 @@
-//! Tables of parameters in sections, and where each parameter lies in them.
+//! Tables of parameters in sections, and the place of each parameter in them.
 
 use super::outline::{Outline, rows_of};
 use crate::memory::{Dtype, Layout, Ledger, Part, Region, Role, Section, Sections, Slot, Space, Stacked};
 use crate::model::{Parameter, Parameters};
 use crate::optimizer::Optimizer;
 
-/// Elements of a row.
+/// Elements in a row.
 pub(super) const COLUMNS: u32 = Layout::GRAIN as u32;
 
-/// Where the sections of a table lie.
+/// The offsets of a table's sections.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Table {
     pub(super) dtype: Dtype,
     pub(super) before: u64,
     pub(super) layers: u64,
-    /// Bytes from a layer's first to that of the next one that the table has; 0 where all layers use the same.
+    /// Bytes from the first byte of a layer to that of the next layer in this table; 0 where all layers share one
+    /// region.
     pub(super) stride: u64,
-    /// How many layers further that one is.
+    /// The number of layers of the model from one layer in this table to the next.
     pub(super) every: u32,
     pub(super) behind: u64,
 }
 
 impl Table {
-    /// Makes room for a table whose sections follow each other.
+    /// Reserves a table whose sections are contiguous.
     pub(super) fn lay(
         name: &'static str,
         space: Space,
@@ -43,8 +44,8 @@ impl Table {
         }
     }
 
-    /// Makes room for gradients that are kept until they are added up: all layers use one place, and so do both ends where
-    /// they take turns.
+    /// Reserves a table of gradients that exist until they are summed: all layers share one region, and so do the
+    /// sections before and after the layers where `ends_take_turns`.
     pub(super) fn lay_in_turn(
         sections: &Sections,
         ends_take_turns: bool,
@@ -60,8 +61,8 @@ impl Table {
         Table { dtype, before: start, layers, stride: 0, every: 1, behind }
     }
 
-    /// Shows the parameters of `model` in it that learn, those to which `slot` gives one: one behind the other, but in a table
-    /// that ranks share where the weights have them. Lays the weights of others behind it.
+    /// Declares the learning parameters of `model` that have a `slot` in this table: contiguous, or in a table that
+    /// ranks share at the rows of the weights. Lays the weights of other parameters after the table.
     pub(super) fn show<M: Parameters>(
         &self,
         model: &M,
@@ -72,7 +73,7 @@ impl Table {
         let (mut all, mut shown) = (Outline::NOTHING, Outline::NOTHING);
         model.parameters(&mut |p| {
             if !optimizer.learns(p) {
-                // Of those there are weights and nothing else.
+                // Parameters that do not learn have weights and nothing else.
                 let slot = slot(p).filter(|_| role == Role::Weight);
                 return slot.map_or(Stacked::NOTHING, |slot| ledger.region(slot));
             }
@@ -81,7 +82,8 @@ impl Table {
             let packed = shown.add(p, section, rows_of(slot.shape, slot.dtype, self.dtype));
             let [first, rows] = if space == Space::Shared { [first, rows] } else { packed };
             let offset = self.at(section).saturating_add(first.saturating_mul(self.dtype.row_bytes(COLUMNS)));
-            // What lies behind the layers and begins where what lies before them does has its bytes.
+            // Where the sections before and after the layers begin at one offset, the latter overlays the bytes of the
+            // former.
             let overlay = section == Section::Behind && self.behind == self.before && first < shown.rows[0];
             let apart = (rows / u64::from(p.layers.max(1))).saturating_mul(self.dtype.row_bytes(COLUMNS));
             let stride = if p.is_layered() { self.stride } else { apart };
@@ -89,7 +91,7 @@ impl Table {
         })
     }
 
-    /// Where `section` begins.
+    /// The offset at which `section` begins.
     pub(super) const fn at(&self, section: Section) -> u64 {
         match section {
             Section::Before => self.before,

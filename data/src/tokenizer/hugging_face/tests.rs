@@ -1,4 +1,4 @@
-//! The tokenizer against the library's own ids and texts, and files that are refused.
+//! Compares the tokenizer with the library's own ids and texts; files that are refused.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -30,7 +30,8 @@ fn characters(bytes: &[u8]) -> String {
     bytes.iter().map(|&b| character(b)).collect()
 }
 
-/// A byte-level BPE file with SuperBPE's pre-tokenizer: digits apart and in threes, merges across white space.
+/// A byte-level BPE file with SuperBPE's pre-tokenizer: digits are separate and in groups of three, merges cross white
+/// space.
 fn superbpe(vocabulary: &HashMap<String, u32>, merges: &[[String; 2]], added: &[(u32, &str)]) -> Value {
     let isolated = |regex: &str| {
         json!({
@@ -79,7 +80,7 @@ fn superwords_cross_white_space_and_digits_stand_in_threes() {
         [["b", "y"], [" ", "t"], ["h", "e"], [" t", "he"], ["by", " the"], ["1", "2"], ["2", "3"], ["23", "4"]];
     let file = small(&merges);
     let tokenizer = parsed(&file).unwrap();
-    // "by the" is one token (260); 1,234,567 in threes: were it one piece, 12 (261) would be joined first.
+    // "by the" is one token (260); 1,234,567 is cut in threes: as a single piece, 12 (261) would be joined first.
     let byte = |b: u8| u32::from(b);
     let expected = [260, byte(b' '), byte(b'1'), 263, byte(b'5'), byte(b'6'), byte(b'7'), byte(b'!')];
     assert_eq!(encode(&tokenizer, "by the 1234567!"), expected);
@@ -88,7 +89,7 @@ fn superwords_cross_white_space_and_digits_stand_in_threes() {
     assert_eq!(tokenizer.decode(&[264, 260, 264, 700]), "by the");
     assert_eq!(tokenizer.token(264).as_deref(), Some("<|endoftext|>"));
 
-    // With the byte level's own regex a word is its own piece and no superword comes about.
+    // With the byte level's own regex every word is its own piece and no superword arises.
     let mut words = file;
     *words.pointer_mut("/pre_tokenizer/pretokenizers/2/use_regex").unwrap() = json!(true);
     assert_eq!(encode(&parsed(&words).unwrap(), "by the"), [256, 259]);
@@ -159,7 +160,7 @@ fn a_stream_of_documents_has_the_end_token_after_each_whatever_the_number_of_thr
     for (i, document) in documents.into_iter().enumerate() {
         let (end, text) = document.split_last().unwrap();
         assert_eq!((*end, tokenizer.decode(text)), (262, Numbered::text(i as u64)));
-        // A superword is in it.
+        // The ids contain a superword.
         assert_eq!(text.contains(&261), i * 7 % 5 > 0);
     }
     for threads in [1, 2, 3] {
@@ -167,7 +168,7 @@ fn a_stream_of_documents_has_the_end_token_after_each_whatever_the_number_of_thr
     }
 }
 
-/// The published tokenizer, where its files are at hand: the environment variable names the folder that has its
+/// The published tokenizer, where its files are available: the environment variable names the directory with its
 /// vocab.json and merges.txt.
 fn published() -> Option<HuggingFaceTokenizer> {
     let Ok(folder) = std::env::var("CAPFUL_SUPERBPE") else {
@@ -209,7 +210,7 @@ fn superbpe_gives_the_published_ids() {
         let text: String = (0..random.below(1000 * i + 999, 200)).map(draw).collect();
         let ids = encode(&tokenizer, &text);
         assert_eq!(tokenizer.decode(&ids), text);
-        // Any piece of them is some text.
+        // Any part of the ids decodes without an error.
         tokenizer.decode(&ids[ids.len() / 3..]);
     }
 }
@@ -226,7 +227,7 @@ proptest! {
     fn any_text_comes_back(text in "([a-z 0-9]{0,9}|\\PC|\\p{Cc}|[😀-🙏一-丏])*", cut in 0..20usize) {
         let ids = encode(&*OURS, &text);
         prop_assert_eq!(&OURS.decode(&ids), &text);
-        // Where a character is cut in two, the halves are marked as such and nothing is lost of the rest.
+        // Where a character is cut in two, each half is marked as invalid and the remaining text is complete.
         let (before, after) = ids.split_at(cut.min(ids.len()));
         let halves = OURS.decode(before) + &OURS.decode(after);
         prop_assert!(halves == text || halves.contains(char::REPLACEMENT_CHARACTER));
@@ -321,7 +322,7 @@ fn a_file_that_makes_the_library_panic_is_refused_in_one_line() {
     };
     let replace =
         |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
-    // A map whose index is shorter than it says, and one whose index leads nowhere.
+    // A map whose index is shorter than its stated length, and one whose index points outside.
     let map = |bytes: &[u8]| json!({"type": "Precompiled", "precompiled_charsmap": base64::encode(bytes)});
     let lost = [&4u32.to_le_bytes()[..], &0xffff_ff00u32.to_le_bytes(), b"a\0"].concat();
     for value in [replace("", "x"), map(&[255; 3]), map(&[255, 0, 0, 0, 1]), map(&lost)] {
@@ -339,7 +340,7 @@ fn a_file_that_makes_the_library_panic_is_refused_in_one_line() {
     );
 }
 
-/// A map of characters of which the index is in order but for one letter, which it sends far outside.
+/// A map of characters with a valid index except for one letter, whose entry points far outside.
 fn panics_at(letter: u8) -> HuggingFaceTokenizer {
     let mut index = [0u32; 256];
     index[usize::from(letter)] = 0x1f_ffff << 10 | 1 << 8 | u32::from(letter);

@@ -1,4 +1,4 @@
-//! Which published architecture computes what a model of ours does, exactly.
+//! Finds the published architecture that computes exactly what a model of this program computes.
 
 use capful_core::model::Transformer;
 use capful_core::model::transformer::{Biases, Feed, Residual};
@@ -7,25 +7,25 @@ use capful_core::ops::{NormKind, Pattern};
 use super::error::ExportError;
 use crate::config::AnyFamily;
 
-/// An architecture that other programs have.
+/// An architecture that other programs support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
-    /// LayerNorm, GELU, as many keys as queries; either residual, any share of a head rotates.
+    /// LayerNorm, GELU, as many key heads as query heads; either residual, any rotated share of a head.
     GptNeox,
-    /// RMSNorm, SwiGLU, whole heads rotate.
+    /// RMSNorm, SwiGLU, whole heads are rotated.
     Llama,
-    /// The same with biases of queries, keys and values.
+    /// Llama with biases of queries, keys and values.
     Qwen2,
-    /// The same as Llama with a norm of queries and keys.
+    /// Llama with a norm of queries and keys.
     Qwen3,
 }
 
-/// A part of which no published architecture knows.
+/// A part of the model that no published architecture has.
 pub fn own_part(model: &Transformer) -> Option<&'static str> {
     [
         (model.value_tables > 0, "values have tables of their own (value_tables)"),
         (model.stream_scalars, "the embedding is mixed into the stream (stream_scalars)"),
-        // Gemma 2 has it beside norms, a scale of queries and an embedding of its own.
+        // Gemma 2 has it, together with other norms, a scale of queries and another embedding.
         (model.softcap > 0.0, "the softcap of logits (softcap)"),
     ]
     .into_iter()
@@ -33,10 +33,10 @@ pub fn own_part(model: &Transformer) -> Option<&'static str> {
 }
 
 impl Architecture {
-    /// The architecture of a model, trained with attention of this pattern, and the transformer that it is.
+    /// The architecture of a model trained with this attention pattern, and the model as a transformer.
     ///
     /// # Errors
-    /// None has all of its parts: the part that is in the way, and what is possible.
+    /// No architecture has all of its parts; names the part without a counterpart, and alternatives.
     pub fn of(family: &AnyFamily, pattern: &Pattern) -> Result<(Architecture, Transformer), ExportError> {
         let model = match family {
             AnyFamily::Transformer(model) => model,
@@ -76,7 +76,7 @@ fn refused<T>(part: &str, instead: &str) -> Result<T, ExportError> {
     Err(ExportError::Refused(format!("no architecture elsewhere computes this model: {part}; {instead}")))
 }
 
-/// Whether the heads together are as wide as the model.
+/// Whether all heads together have the width of the model.
 fn square(model: &Transformer) -> bool {
     u64::from(model.heads) * u64::from(model.head_size) == u64::from(model.d_model)
 }

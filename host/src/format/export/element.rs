@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-/// A type that numbers are written in, little-endian.
+/// A number format of tensors, little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Element {
     /// IEEE 754 single precision.
@@ -14,7 +14,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of one.
+    /// Bytes of a number.
     pub const fn size(self) -> u64 {
         match self {
             Element::F32 => 4,
@@ -22,7 +22,7 @@ impl Element {
         }
     }
 
-    /// As safetensors names it.
+    /// Its name in safetensors.
     pub const fn safetensors(self) -> &'static str {
         match self {
             Element::F32 => "F32",
@@ -31,7 +31,7 @@ impl Element {
         }
     }
 
-    /// As PyTorch names it.
+    /// Its name in PyTorch.
     pub const fn torch(self) -> &'static str {
         match self {
             Element::F32 => "float32",
@@ -40,8 +40,8 @@ impl Element {
         }
     }
 
-    /// Replaces `out` with `numbers`, each rounded to the nearest, ties to even; what has no room in the exponent becomes
-    /// infinite. Gives the first number that did.
+    /// Replaces `out` by the encoded `numbers`, each rounded to nearest, ties to even; numbers beyond the exponent's
+    /// range become infinite. Returns the first such number.
     pub fn encode(self, numbers: &[f32], out: &mut Vec<u8>) -> Option<f32> {
         out.clear();
         out.resize(numbers.len() * self.size() as usize, 0);
@@ -76,7 +76,7 @@ impl Element {
 mod tests {
     use super::*;
 
-    /// The 16-bit number nearest to `x` by search over all of them, ties to the even one.
+    /// The 16-bit number nearest to `x`, found by a search over all of them, ties to the even one.
     fn nearest(x: f32, value: impl Fn(u16) -> f64) -> u16 {
         let finite = (0..=u16::MAX).filter(|&bits| value(bits).is_finite());
         let distance = |bits: u16| (value(bits) - f64::from(x)).abs();

@@ -1,4 +1,4 @@
-//! Why nothing was exported.
+//! The errors of an export.
 
 use std::path::Path;
 
@@ -6,28 +6,28 @@ use crate::device::DeviceError;
 use crate::disk;
 use crate::format::safetensors::TensorFileError;
 
-/// Why nothing was exported. What was begun is removed.
+/// Why nothing was exported. Partial output is removed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// A wrong request.
     #[error("{0}")]
     Refused(String),
-    /// A failure while working.
+    /// A failure during the work.
     #[error("{0}")]
     Failed(String),
-    /// A signal came.
+    /// A signal arrived.
     #[error("interrupted; nothing was exported")]
     Interrupted,
 }
 
 impl ExportError {
-    /// What the file system said about `path`, which was to be made.
+    /// An error of the file system when `path` was created.
     pub fn create(path: &Path, error: &std::io::Error) -> ExportError {
         let text = format!("{}: {error}", path.display());
         if disk::is_full(error) { ExportError::Failed(text) } else { ExportError::Refused(text) }
     }
 
-    /// What it said while a file was written.
+    /// An error of the file system when a file was written.
     pub fn write(path: &Path, error: &std::io::Error) -> ExportError {
         ExportError::Failed(format!("{}: {error}", path.display()))
     }

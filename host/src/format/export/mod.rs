@@ -1,5 +1,5 @@
-//! What every export shares: which known architecture a model is, its tensors made of a checkpoint's, and files that are
-//! there whole or not at all.
+//! The common code of all exports: the model's architecture, its tensors derived from a checkpoint's, and files that
+//! exist either completely or not at all.
 
 mod architecture;
 mod element;

@@ -1,4 +1,4 @@
-//! A file or directory that has its name once it is whole.
+//! A file or directory that receives its final name when it is complete.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -9,22 +9,22 @@ use super::error::ExportError;
 use crate::disk;
 use crate::lock::Lock;
 
-/// Where an export is made: beside its place, under a hidden name. What was begun is removed when this is dropped; what a
-/// killed process left there, by the next one.
+/// An output under construction: next to its final path, under a hidden name. Dropping it removes a partial output;
+/// remains of a killed process are removed by the next export.
 #[derive(Debug)]
 pub struct Place {
     out: PathBuf,
     temporary: PathBuf,
     done: bool,
-    /// Against another process that makes the same.
+    /// Excludes another process with the same output.
     _lock: Lock,
 }
 
 impl Place {
-    /// A place for `out`, where nothing is yet.
+    /// Prepares the path `out`, where nothing may exist yet.
     ///
     /// # Errors
-    /// Something is there; a path without a name or in a directory that does not exist.
+    /// The path exists already; it has no name, or is in a directory that does not exist.
     pub fn new(out: &Path) -> Result<Place, ExportError> {
         let refused = |what: &str| ExportError::Refused(format!("{}: {what}", out.display()));
         let name = out.file_name().ok_or_else(|| refused("it names no file or directory"))?;
@@ -46,15 +46,15 @@ impl Place {
         Ok(place)
     }
 
-    /// Where it is made.
+    /// The temporary path of the output.
     pub fn temporary(&self) -> &Path {
         &self.temporary
     }
 
-    /// Gives it its name. Its files are synced before.
+    /// Gives the output its final name. Its files must be synced before.
     ///
     /// # Errors
-    /// Something is there by now; the file system.
+    /// The path exists by now; the file system.
     pub fn keep(mut self) -> Result<(), ExportError> {
         require_free(&self.out)?;
         let failed = |e| ExportError::write(&self.out, &e);
@@ -94,16 +94,16 @@ fn require_free(out: &Path) -> Result<(), ExportError> {
     }
 }
 
-/// A file that is written from its beginning to its end, and synced.
+/// A file that is written sequentially, and synced.
 pub struct Written {
     path: PathBuf,
     file: BufWriter<File>,
-    /// Bytes so far.
+    /// Bytes written so far.
     pub bytes: u64,
 }
 
 impl Written {
-    /// Makes the file.
+    /// Creates the file.
     ///
     /// # Errors
     /// The file system.
@@ -115,14 +115,14 @@ impl Written {
     /// Appends `bytes`.
     ///
     /// # Errors
-    /// The file system: a full disk, say.
+    /// The file system, for example a full disk.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), ExportError> {
         self.file.write_all(bytes).map_err(|e| ExportError::write(&self.path, &e))?;
         self.bytes += bytes.len() as u64;
         Ok(())
     }
 
-    /// Syncs the file and gives its bytes.
+    /// Syncs the file and returns its number of bytes.
     ///
     /// # Errors
     /// As [`Written::write`].

@@ -1,4 +1,4 @@
-//! A transformer's parameters by what they do, whatever a checkpoint calls them.
+//! A transformer's parameters by their function, whatever their names in a checkpoint.
 
 use std::rc::Rc;
 
@@ -9,16 +9,16 @@ use capful_core::ops::Heads;
 
 use super::tensor::{Rows, Tensor, Values};
 
-/// The weight or the bias of a layer.
+/// The kind of a layer's tensor: weight or bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The matrix, or a norm's gain.
     Weight,
-    /// The vector that is added.
+    /// The vector that is added to the result.
     Bias,
 }
 
-/// The parameters of a transformer, as a checkpoint stores them.
+/// The parameters of a transformer, in the form of a checkpoint.
 pub struct Stored {
     /// The model.
     pub model: Transformer,
@@ -28,7 +28,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// The parameters of `model`, which is one.
+    /// The parameters of `model`, which must be valid.
     pub fn new(model: Transformer) -> Stored {
         let mut entries = Vec::new();
         let mut visit = |entry: &Entry| entries.push(*entry);
@@ -41,17 +41,17 @@ impl Stored {
         Stored { model, heads: model.attention_heads(), weights, entries }
     }
 
-    /// Numbers of the model: padded rows left out.
+    /// Number of the model's parameters, without padded rows.
     pub fn parameters(&self) -> u64 {
         self.entries.iter().map(|e| e.slot.elements() * u64::from(e.slot.layers)).sum()
     }
 
-    /// The parameters as a checkpoint has them.
+    /// The parameters as checkpoint entries.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Every stored tensor: name and region.
+    /// Every stored tensor of an entry: name and region.
     fn tensors(&self, layer: u32, of: Stacked) -> impl Iterator<Item = (Rc<str>, Region)> {
         let entry = self.entries.iter().find(|entry| entry.place.first.offset == of.first.offset).copied();
         let inside = move |region: &Region| {
@@ -62,7 +62,7 @@ impl Stored {
         all.filter(move |(_, region)| inside(region)).map(|(name, region)| (name.to_string().into(), region))
     }
 
-    /// Rows `first` to `first + count` of a region as those of the tensors that it is.
+    /// Rows `first` to `first + count` of a region, as rows of the stored tensors that it consists of.
     fn slice(&self, layer: u32, of: Stacked, first: u64, count: u64, out: &mut Vec<Rows>) {
         let mut begin = 0;
         for (tensor, region) in self.tensors(layer, of) {
@@ -81,7 +81,7 @@ impl Stored {
         }
     }
 
-    /// The whole of a matrix or vector of a layer.
+    /// A whole matrix or vector of a layer.
     fn whole(&self, layer: u32, of: Stacked) -> Tensor {
         let (mut rows, mut shape) = (Vec::new(), Vec::new());
         for (tensor, region) in self.tensors(layer, of) {
@@ -103,7 +103,7 @@ impl Stored {
         }
     }
 
-    /// Part `i` of `parts` equal ones of a layer's projection.
+    /// Part `i` of `parts` equal parts of a layer's projection.
     fn part(&self, layer: u32, dense: Dense, kind: Kind, (i, parts): (u64, u64)) -> Option<Tensor> {
         let of = Self::of(dense, kind)?;
         let Tensor { mut shape, .. } = self.whole(layer, of);
@@ -114,7 +114,7 @@ impl Stored {
         Some(Tensor { shape, values: Values::Rows(rows) })
     }
 
-    /// Heads of the projection of queries, keys and values, in the order given: each by its first row.
+    /// Heads of the projection of queries, keys and values, in the given order; each is given by its first row.
     fn heads(&self, layer: u32, kind: Kind, firsts: &[usize], paired: bool) -> Option<Tensor> {
         let of = Self::of(self.weights.qkv, kind)?;
         let size = u64::from(self.heads.size);
@@ -122,7 +122,7 @@ impl Stored {
         for &first in firsts {
             let mut head = Vec::new();
             self.slice(layer, of, first as u64, size, &mut head);
-            // A head lies in one tensor.
+            // A head is within one tensor.
             if paired {
                 rows.extend(head.into_iter().map(|head| Rows { paired, ..head }));
             } else {
@@ -134,32 +134,32 @@ impl Stored {
         Some(Tensor { shape, values: Values::Rows(rows) })
     }
 
-    /// Queries, all heads. `paired`: rotated pairs are neighbours instead of half a head apart.
+    /// Queries of all heads. `paired`: rotated pairs are adjacent instead of half a head apart.
     pub fn queries(&self, layer: u32, kind: Kind, paired: bool) -> Option<Tensor> {
         let firsts: Vec<_> = (0..self.heads.queries).map(|h| self.heads.query(h)).collect();
         self.heads(layer, kind, &firsts, paired)
     }
 
-    /// Keys, all heads, as [`Stored::queries`].
+    /// Keys of all heads, as [`Stored::queries`].
     pub fn keys(&self, layer: u32, kind: Kind, paired: bool) -> Option<Tensor> {
         let firsts: Vec<_> = (0..self.heads.keys).map(|h| self.heads.key(h)).collect();
         self.heads(layer, kind, &firsts, paired)
     }
 
-    /// Values, all heads.
+    /// Values of all heads.
     pub fn values(&self, layer: u32, kind: Kind) -> Option<Tensor> {
         let firsts: Vec<_> = (0..self.heads.keys).map(|h| self.heads.value(h)).collect();
         self.heads(layer, kind, &firsts, false)
     }
 
-    /// Query, key and value of each head in turn, as GPT-NeoX lays them.
+    /// Query, key and value of each head in turn, the layout of GPT-NeoX.
     pub fn interleaved(&self, layer: u32, kind: Kind) -> Option<Tensor> {
         let head = |h| [self.heads.query(h), self.heads.key(h), self.heads.value(h)];
         let firsts: Vec<_> = (0..self.heads.queries).flat_map(head).collect();
         self.heads(layer, kind, &firsts, false)
     }
 
-    /// All queries, all keys, all values.
+    /// All queries, then all keys, then all values.
     pub fn fused(&self, layer: u32, kind: Kind) -> Option<Tensor> {
         let (queries, keys) = (0..self.heads.queries, 0..self.heads.keys);
         let firsts = queries.map(|h| self.heads.query(h));
@@ -167,12 +167,12 @@ impl Stored {
         self.heads(layer, kind, &firsts.collect::<Vec<_>>(), false)
     }
 
-    /// The gains of queries and of keys, where they are normalised.
+    /// The gains of queries and of keys, if they are normalised.
     pub fn head_norms(&self, layer: u32) -> Option<[Tensor; 2]> {
         self.weights.qk_norm.map(|gains| gains.map(|gain| self.whole(layer, gain)))
     }
 
-    /// What makes a row of the residual stream of the heads.
+    /// The projection from the heads to the residual stream.
     pub fn attention_output(&self, layer: u32, kind: Kind) -> Option<Tensor> {
         Self::of(self.weights.out, kind).map(|of| self.whole(layer, of))
     }
@@ -182,13 +182,13 @@ impl Stored {
         self.part(layer, self.weights.up, kind, (0, 2))
     }
 
-    /// The other half of a SwiGLU's first product, or the whole of a GELU's.
+    /// The other half of a SwiGLU's first projection, or the whole first projection of a GELU.
     pub fn up(&self, layer: u32, kind: Kind) -> Option<Tensor> {
         let gated = self.model.feed.gated();
         self.part(layer, self.weights.up, kind, if gated { (1, 2) } else { (0, 1) })
     }
 
-    /// The second product of a feed-forward.
+    /// The second projection of a feed-forward.
     pub fn down(&self, layer: u32, kind: Kind) -> Option<Tensor> {
         Self::of(self.weights.down, kind).map(|of| self.whole(layer, of))
     }
@@ -223,7 +223,7 @@ impl Stored {
         Tensor { shape, values: Values::Product([name(self.weights.embed), name(factor)]) }
     }
 
-    /// The head's own table; nothing where it is the embedding's.
+    /// The head's own table; `None` if it shares the embedding.
     pub fn head(&self) -> Option<Tensor> {
         self.weights.untied.map(|first| self.whole(0, Stacked::new(first, 0)))
     }

@@ -1,4 +1,4 @@
-//! The numbers of exported tensors, in pieces, out of a checkpoint's file.
+//! Reads the numbers of exported tensors from a checkpoint's file, in pieces.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,24 +11,24 @@ use super::tensor::{Rows, Tensor, Values};
 use crate::format::safetensors::TensorFile;
 use crate::format::tensors::Tensors;
 
-/// Most numbers of a piece; a multiple of every block of a quantised tensor.
+/// The most numbers of a piece; a multiple of every block size of quantised tensors.
 pub const PIECE: usize = 1 << 20;
 
-/// Most numbers of a factor P that is held in memory: 64 MiB.
+/// The most numbers of a factor P in memory: 64 MiB.
 const FACTOR: u64 = 16 << 20;
 
-/// The model that adapters belong to, with which they are merged as it is read: W + α / r · B · A.
+/// The base model of adapters, with which they are merged while it is read: W + α / r · B · A.
 struct Beneath {
     base: Tensors,
     scale: f32,
-    /// The A that was read last, by its name.
+    /// The A that was read last, with its name.
     a: (String, Vec<f32>),
 }
 
 /// The weights of a checkpoint, read piece by piece.
 pub struct Checkpoint<'s> {
     file: TensorFile,
-    /// Where the file has adapters alone.
+    /// The base model, if the file contains only adapters.
     beneath: Option<Beneath>,
     path: String,
     stop: &'s AtomicBool,
@@ -37,7 +37,7 @@ pub struct Checkpoint<'s> {
 }
 
 impl<'s> Checkpoint<'s> {
-    /// Opens the file of weights at `path`. `stop` is raised where the work is to end.
+    /// Opens the file of weights at `path`. `stop` is set when the work should end.
     ///
     /// # Errors
     /// A file that is missing or damaged.
@@ -47,13 +47,14 @@ impl<'s> Checkpoint<'s> {
         Ok(Checkpoint { file, beneath: None, path, stop, numbers: Vec::new(), bytes: Vec::new() })
     }
 
-    /// The same of a file of adapters, merged with the weights of `base`: what they make is multiplied with `scale`.
+    /// A checkpoint of adapters, merged with the weights of `base`: the adapters' contribution is multiplied by
+    /// `scale`.
     #[must_use]
     pub fn merged(self, base: Tensors, scale: f32) -> Checkpoint<'s> {
         Checkpoint { beneath: Some(Beneath { base, scale, a: (String::new(), Vec::new()) }), ..self }
     }
 
-    /// Fills `numbers` with those of the tensor `name`, from element `first` on.
+    /// Fills `numbers` with elements of the tensor `name`, from element `first` on.
     fn read(&mut self, name: &str, first: u64, numbers: &mut [f32]) -> Result<(), ExportError> {
         let Some(Beneath { base, scale, a: (cached, a) }) = &mut self.beneath else {
             return Ok(self.file.read_numbers(name, first, numbers, &mut self.bytes)?);
@@ -81,10 +82,11 @@ impl<'s> Checkpoint<'s> {
         Ok(())
     }
 
-    /// The type that a tensor is stored in; a product's is its first factor's. Numbers of ours are f32.
+    /// The storage type of a tensor; for a matrix product that of its first factor. Numbers of this program's own are
+    /// f32.
     ///
     /// # Errors
-    /// Stored tensors that are missing, or not of the shape that `tensor` is made of.
+    /// Stored tensors that are missing, or whose shape does not fit `tensor`.
     pub fn element(&self, tensor: &Tensor) -> Result<Element, ExportError> {
         let columns = tensor.columns();
         match &tensor.values {
@@ -119,7 +121,7 @@ impl<'s> Checkpoint<'s> {
         .ok_or_else(missing)
     }
 
-    /// Checks that a stored tensor has at least `rows` of `columns`, and gives its type.
+    /// Checks that a stored tensor has at least `rows` of `columns`, and returns its type.
     fn require(&self, name: &str, rows: u64, columns: u64) -> Result<Element, ExportError> {
         let (dtype, shape) = self.shape(name)?;
         let there = match *shape {
@@ -143,8 +145,8 @@ impl<'s> Checkpoint<'s> {
         }
     }
 
-    /// Shows all numbers of `tensor` to `visit`, in their order, at most [`PIECE`] at once: multiples of it but for the
-    /// last.
+    /// Passes all numbers of `tensor` to `visit` in order, at most [`PIECE`] at a time; all pieces but the last have
+    /// exactly that size.
     ///
     /// # Errors
     /// A file that cannot be read, numbers that are not finite, [`ExportError::Interrupted`], and those of `visit`.
@@ -184,7 +186,7 @@ impl<'s> Checkpoint<'s> {
         if self.numbers.is_empty() { Ok(()) } else { visit(&self.numbers) }
     }
 
-    /// Reads a run of elements behind what is there, and shows whatever is a whole piece.
+    /// Appends a run of elements to the buffer, and passes every complete piece on.
     fn run(
         &mut self,
         name: &str,
@@ -237,7 +239,7 @@ impl<'s> Checkpoint<'s> {
     }
 }
 
-/// The names of A and B of the adapter of the weight `name`, where there is one.
+/// The names of A and B in the adapter of the weight `name`, if it has an adapter.
 fn adapter_of(name: &str) -> Option<[String; 2]> {
     let stem = name.strip_suffix(".weight")?;
     Some(["A", "B"].map(|which| format!("{stem}.lora_{which}.weight")))

@@ -1,21 +1,21 @@
-//! A tensor to be written, as a recipe: nothing of it is in memory.
+//! A tensor to be written, as a description without its numbers in memory.
 
 use std::rc::Rc;
 
-/// Rows of a stored tensor; of a vector its elements.
+/// Rows of a stored tensor; for a vector its elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rows {
     /// The stored tensor.
     pub tensor: Rc<str>,
-    /// The first of them.
+    /// The first row.
     pub first: u64,
-    /// How many.
+    /// Number of rows.
     pub count: u64,
-    /// Whether row i of the first half and row i of the second become neighbours: 0, n/2, 1, n/2 + 1, …
+    /// Whether row i of the first half and row i of the second half become adjacent: 0, n/2, 1, n/2 + 1, …
     pub paired: bool,
 }
 
-/// Where a tensor's numbers come from.
+/// The source of a tensor's numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Values {
     /// Rows, one below the other.
@@ -26,10 +26,10 @@ pub enum Values {
     Numbers(Vec<f32>),
 }
 
-/// A tensor's shape and where its numbers come from.
+/// A tensor's shape and the source of its numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
-    /// Row-major shape: of one dimension or two.
+    /// Row-major shape with one or two dimensions.
     pub shape: Vec<u64>,
     /// Its numbers.
     pub values: Values,
@@ -41,12 +41,12 @@ impl Tensor {
         Tensor { shape: vec![len], values: Values::Numbers(vec![0.0; len as usize]) }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// Elements of a row: of a vector 1.
+    /// Elements of a row; 1 for a vector.
     pub fn columns(&self) -> u64 {
         if let [_, columns] = self.shape[..] { columns } else { 1 }
     }

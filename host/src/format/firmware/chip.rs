@@ -1,4 +1,4 @@
-//! What a model takes of a microcontroller: flash and RAM, to the byte, and what to change where they are too small.
+//! The memory of a model on a microcontroller: flash and RAM, to the byte, and advice if they are too small.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -14,23 +14,23 @@ use crate::data::tokenizer::{self, Tables, Tokenizer};
 /// A microcontroller's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Chip {
-    /// Its name, or its sizes as they were written.
+    /// Its name, or its sizes as written by the user.
     pub name: String,
-    /// Bytes of flash that code and constants may have.
+    /// Bytes of flash for code and constants.
     pub flash: u64,
-    /// Bytes of the largest piece of RAM without a gap.
+    /// Bytes of the largest contiguous RAM.
     pub ram: u64,
 }
 
 const KIB: u64 = 1 << 10;
 
-/// Name, flash and RAM, both in KiB. Of chips without flash of their own, that of the maker's board.
+/// Name, flash and RAM, both in KiB. For chips without internal flash, that of the maker's board.
 const CHIPS: [(&str, u64, u64); 5] = [
-    // RM0090: 1 MiB; SRAM1 of 112 KiB and SRAM2 of 16 KiB follow each other.
+    // RM0090: 1 MiB; SRAM1 of 112 KiB and SRAM2 of 16 KiB are contiguous.
     ("stm32f407", 1024, 128),
     // RM0433: 2 MiB; AXI SRAM.
     ("stm32h743", 2048, 512),
-    // RP2350 datasheet: ten banks follow each other; 4 MiB of flash on a Raspberry Pi Pico 2.
+    // RP2350 datasheet: ten contiguous banks; 4 MiB of flash on a Raspberry Pi Pico 2.
     ("rp2350", 4096, 520),
     // nRF52840 product specification.
     ("nrf52840", 1024, 256),
@@ -38,12 +38,12 @@ const CHIPS: [(&str, u64, u64); 5] = [
     ("esp32s3", 8192, 416),
 ];
 
-/// Code and constants that tests/firmware/link.x lets its program have. The program has both kinds of weights; it is
-/// compiled for a Cortex-M4F.
+/// Bytes for code and constants that tests/firmware/link.x grants to its program. The program supports both kinds of
+/// weights; it is compiled for a Cortex-M4F.
 const CODE: u64 = 96 * KIB;
-/// Bytes of stack that link.x keeps for it.
+/// Bytes of stack that link.x reserves.
 const STACK: u64 = 12_288;
-/// Bytes of its own static storage, but for the ids of a text of all its positions.
+/// Bytes of the program's static storage, without the ids of a text that fills all positions.
 const STATICS: u64 = 272;
 
 impl FromStr for Chip {
@@ -71,21 +71,21 @@ pub struct OnChip {
     pub chip: Chip,
     /// The type of the weights.
     pub weights: &'static str,
-    /// Positions that the decoder keeps.
+    /// Number of the decoder's positions.
     pub context: u32,
-    /// The image, part by part, and the storage beside it.
+    /// The sizes of the image's parts, and of the memory in addition to it.
     pub sizes: Sizes,
-    /// Whether the vocabulary is counted; it is not known before it is made.
+    /// Whether the vocabulary is included; its size is unknown before it is built.
     pub vocabulary_known: bool,
     /// Code and constants of the program.
     pub code: u64,
     /// The program's stack.
     pub stack: u64,
-    /// Its own static storage, the ids of a text among it.
+    /// The program's static storage, including the ids of a text.
     pub statics: u64,
-    /// Of flash: image, code and constants.
+    /// Bytes of flash: image, code and constants.
     pub flash_bytes: u64,
-    /// Of RAM: storage in whole words, stack and statics.
+    /// Bytes of RAM: arena in whole words, stack and statics.
     pub ram_bytes: u64,
 }
 
@@ -118,11 +118,11 @@ impl OnChip {
         self.flash_bytes <= self.chip.flash && self.ram_bytes <= self.chip.ram
     }
 
-    /// For people.
+    /// A table for people.
     pub fn table(&self) -> String {
         let mut out = String::new();
         let s = &self.sizes;
-        // A NeuroGen keeps no keys and values, and its tables say which neuron reads which.
+        // A NeuroGen has no cache of keys and values, and its tables contain the wiring.
         let (tables, state) = match s.cache {
             0 => ("wiring", "state, activations and control"),
             _ => ("rotary table", "activations and control"),
@@ -160,8 +160,8 @@ impl OnChip {
 /// [`positions`].
 ///
 /// # Errors
-/// Weights or positions that the model does not have, a tokenizer that a chip does not have; and, in a line that says what
-/// would fit, a model that is too large.
+/// Weights or positions that the model does not support, a tokenizer that a chip does not support; and a model that is
+/// too large, in a line with advice.
 pub fn on_chip(
     chip: &Chip,
     config: &Config,
@@ -194,13 +194,13 @@ pub fn on_chip(
     if planned.fits() {
         return Ok(planned);
     }
-    // What would fit: first other weights, then fewer positions with each.
+    // Advice: first other weights, then fewer positions with each type of weights.
     let fits = |weights, context| plan(weights, context).is_ok_and(|p| p.fits());
     let advice = match types.iter().find(|&&w| fits(w, context)) {
         Some(w) => format!("--weights {} fits", w.name()),
         None => match types.iter().find(|&&w| fits(w, 1)) {
             Some(w) => {
-                // The storage grows with the positions.
+                // The memory grows with the positions.
                 let (mut fit, mut too_many) = (1, context);
                 while too_many - fit > 1 {
                     let middle = fit + (too_many - fit) / 2;

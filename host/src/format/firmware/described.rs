@@ -1,4 +1,4 @@
-//! What an image says of a run's model.
+//! The description of a run's model in an image.
 
 #[cfg(feature = "neurogen")]
 use capful_core::image::SpikingDescription;
@@ -8,7 +8,7 @@ use capful_core::memory::LayoutError;
 use super::Sizes;
 use crate::config::{AnyFamily, Config, ConfigError};
 
-/// A model as an image describes it.
+/// The description of a model in an image.
 #[derive(Debug, Clone, Copy)]
 pub enum Model {
     /// A transformer, whose weights may be in integers.
@@ -19,7 +19,7 @@ pub enum Model {
 }
 
 impl Model {
-    /// Ids.
+    /// Number of ids.
     pub fn ids(&self) -> u32 {
         match self {
             Model::Transformer(description) => description.ids(),
@@ -31,7 +31,7 @@ impl Model {
     /// See [`Sizes::of`].
     ///
     /// # Errors
-    /// As there.
+    /// As in [`Sizes::of`].
     pub fn sizes(&self, context: u32, vocabulary: u64) -> Result<Sizes, LayoutError> {
         match self {
             Model::Transformer(description) => Sizes::of(description, context, vocabulary),
@@ -41,11 +41,11 @@ impl Model {
     }
 }
 
-/// Positions that a chip's program keeps: as many as were `asked` for, else the whole context; a NeuroGen's is no limit, and
-/// its sequences' length is taken.
+/// Number of positions in a chip's program: `asked` if it is given, else the whole context; a NeuroGen's context is no
+/// limit, so the length of its sequences is used.
 ///
 /// # Errors
-/// More than the model has, or none.
+/// More positions than the model has, or none.
 pub fn positions(config: &Config, asked: Option<u32>) -> Result<u32, ConfigError> {
     let most = config.context();
     match (asked, config.family()) {
@@ -59,7 +59,7 @@ pub fn positions(config: &Config, asked: Option<u32>) -> Result<u32, ConfigError
     }
 }
 
-/// That of a configuration, with weights as it has them.
+/// The description for a configuration, with its types of weights.
 pub fn described(config: &Config) -> Model {
     match config.family() {
         AnyFamily::Transformer(model) => {

@@ -1,8 +1,8 @@
 //! A trained model as an image for a microcontroller's flash: see [`capful_core::image`].
 //!
-//! - `described`: the model, as an image describes it
-//! - `chip`: what of that a microcontroller has room for
-//! - `sizes`: what the image holds and what its model needs beside it, to the byte
+//! - `described`: the description of the model in an image
+//! - `chip`: whether it fits on a microcontroller
+//! - `sizes`: the sizes of the image and of the memory in addition to it, to the byte
 //! - `vocabulary`: the tables of a tokenizer
 
 mod chip;

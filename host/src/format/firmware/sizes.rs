@@ -1,4 +1,4 @@
-//! The bytes of an image and of what its model needs beside it.
+//! The bytes of an image and of its model's arena.
 
 use capful_core::image::{Described, Header};
 use capful_core::memory::{Entry, Layout, LayoutError, Role};
@@ -9,13 +9,13 @@ use serde::Serialize;
 pub struct Sizes {
     /// Weights, with their padding.
     pub weights: u64,
-    /// Their scales, with their padding, where they are integers.
+    /// Scales of integer weights, with their padding.
     pub scales: u64,
     /// Constant tables, with their padding.
     pub tables: u64,
     /// The vocabulary.
     pub vocabulary: u64,
-    /// Header, description, checksum and what aligns them.
+    /// Header, description, checksum and alignment.
     pub frame: u64,
     /// The key/value cache, a part of the arena.
     pub cache: u64,
@@ -24,10 +24,11 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Those of a model, which decodes `context` tokens, with a vocabulary of this many bytes. Laid as the chip lays it.
+    /// The sizes of a model that decodes `context` tokens, with a vocabulary of this many bytes. The layout is that of
+    /// the chip.
     ///
     /// # Errors
-    /// A region that cannot be laid.
+    /// A region that cannot be laid out.
     pub fn of<D: Described>(description: &D, context: u32, vocabulary: u64) -> Result<Sizes, LayoutError> {
         let (mut weights, mut scales, mut tables, mut cache) = (0, 0, 0, 0);
         let mut visit = |entry: &Entry| {

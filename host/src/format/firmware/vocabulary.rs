@@ -1,4 +1,4 @@
-//! A tokenizer's tables as a chip reads them.
+//! A tokenizer's tables in the form that a chip reads.
 
 use capful_core::image::VocabularyHeader;
 use capful_core::vocab::builder::WORD_BYTES;
@@ -31,10 +31,10 @@ pub(super) fn bytes_of(tables: &Tables<'_>) -> Vec<u8> {
     bytes
 }
 
-/// The vocabulary of `tokenizer`, for a chip.
+/// The vocabulary of `tokenizer` for a chip.
 ///
 /// # Errors
-/// A tokenizer that a chip does not have.
+/// A tokenizer that a chip does not support.
 pub fn tables(tokenizer: &dyn Tokenizer) -> Result<Vec<u8>, DeviceError> {
     let refused = |what: &str| Err(DeviceError::Refused(what.to_owned()));
     let Some(tables) = tokenizer.tables() else {
@@ -51,7 +51,7 @@ pub fn tables(tokenizer: &dyn Tokenizer) -> Result<Vec<u8>, DeviceError> {
     Ok(bytes_of(&tables))
 }
 
-/// No vocabulary: ids in, ids out.
+/// No vocabulary: input and output are ids.
 pub fn none() -> Vec<u8> {
     VocabularyHeader::NONE.words().into_iter().flat_map(u32::to_le_bytes).collect()
 }

@@ -1,11 +1,11 @@
-//! The container: keys with values, then tensors.
+//! The container format: keys with values, then tensors.
 
 use std::path::Path;
 
 use super::weights::Weights;
 use crate::format::export::{ExportError, Written};
 
-/// Tensors begin on lines of this many bytes.
+/// Tensors begin at multiples of this many bytes.
 pub(super) const ALIGNMENT: u64 = 32;
 
 /// A value of a key.
@@ -20,11 +20,11 @@ pub(super) enum Value {
     I32s(Vec<i32>),
 }
 
-/// A tensor before its numbers.
+/// A tensor's description, without its numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Info {
     pub name: String,
-    /// Row-major; the file has it the other way round.
+    /// Row-major shape; the file has the dimensions in reverse order.
     pub shape: Vec<u64>,
     pub weights: Weights,
 }
@@ -36,7 +36,7 @@ impl Info {
     }
 }
 
-/// Numbers of the format.
+/// Constants of the format.
 const MAGIC: &[u8; 4] = b"GGUF";
 const VERSION: u32 = 3;
 
@@ -46,7 +46,7 @@ fn string(text: &str, out: &mut Vec<u8>) {
 }
 
 impl Value {
-    /// The number of its type, and the value.
+    /// Writes the number of its type, and the value.
     fn write(&self, out: &mut Vec<u8>) {
         let array = |of: u32, len: usize, out: &mut Vec<u8>| {
             out.extend(9u32.to_le_bytes());
@@ -80,7 +80,7 @@ impl Value {
     }
 }
 
-/// Everything before the numbers, up to the line on which they begin.
+/// Everything before the numbers, including the alignment.
 fn header(metadata: &[(String, Value)], tensors: &[Info]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend(VERSION.to_le_bytes());
@@ -102,10 +102,11 @@ fn header(metadata: &[(String, Value)], tensors: &[Info]) -> Vec<u8> {
     out
 }
 
-/// Writes the file `path`, which is not there: `numbers` writes those of the tensor of an index. Gives its bytes.
+/// Writes the file `path`, which must not exist: `numbers` writes the numbers of the tensor of an index. Returns the
+/// file's bytes.
 ///
 /// # Errors
-/// The file system, and those of `numbers`.
+/// The file system, and errors of `numbers`.
 pub(super) fn write(
     path: &Path,
     metadata: &[(String, Value)],

@@ -1,4 +1,4 @@
-//! A model in one file.
+//! Exports a model as one file.
 
 use std::path::Path;
 
@@ -12,23 +12,23 @@ use super::{metadata, names};
 use crate::format::export::{Architecture, Checkpoint, ExportError, Place, Stored};
 use crate::format::hugging_face::Generation;
 
-/// What is exported, and how.
+/// The parameters of an export.
 pub struct Request<'a> {
     /// The model's parameters.
     pub stored: &'a Stored,
-    /// What the model is elsewhere.
+    /// The model's published architecture.
     pub architecture: Architecture,
-    /// Its tokenizer; nothing for a file without one.
+    /// Its tokenizer; `None` for a file without one.
     pub vocabulary: Option<&'a Vocabulary>,
-    /// What the model says of how it generates.
+    /// The model's settings for generation.
     pub generation: &'a Generation,
-    /// The type of matrices; nothing for that in which each is saved. Vectors are f32.
+    /// The type of matrices; `None` for the type in which each is saved. Vectors are f32.
     pub weights: Option<Weights>,
 }
 
-/// What was written.
+/// The result of an export.
 pub struct Exported {
-    /// What llama.cpp calls the model.
+    /// llama.cpp's name of the architecture.
     pub architecture: &'static str,
     /// Bytes of the file.
     pub bytes: u64,
@@ -38,7 +38,7 @@ pub struct Exported {
     pub whole: Vec<String>,
 }
 
-/// The architecture that llama.cpp computes the model as.
+/// The architecture with which llama.cpp computes the model.
 fn readable(model: &Transformer, architecture: Architecture) -> Result<Architecture, ExportError> {
     let refused = |what: &str| Err(ExportError::Refused(format!("llama.cpp's {what}, or everything with --to hf")));
     let llama3 = match model.rotary_scaling {
@@ -46,7 +46,7 @@ fn readable(model: &Transformer, architecture: Architecture) -> Result<Architect
         RotaryScaling::None | RotaryScaling::Linear { .. } => false,
     };
     match architecture {
-        // Its llama alone reads factors of wavelengths, and takes whatever biases there are.
+        // Only its llama reads factors of wavelengths, and it accepts any biases.
         Architecture::Qwen2 if llama3 => Ok(Architecture::Llama),
         Architecture::GptNeox if llama3 => {
             refused("gptneox has no rotary_scaling=llama3; none or linear can be exported")
@@ -59,10 +59,10 @@ fn readable(model: &Transformer, architecture: Architecture) -> Result<Architect
     }
 }
 
-/// Writes the file `out`, which is not there.
+/// Writes the file `out`, which must not exist.
 ///
 /// # Errors
-/// [`ExportError`]; nothing is left of what was begun.
+/// [`ExportError`]; partial output is removed.
 pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> Result<Exported, ExportError> {
     let Request { stored, vocabulary, weights, .. } = *request;
     let architecture = readable(&stored.model, request.architecture)?;
@@ -81,7 +81,7 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
         infos.push(Info { name, shape: tensor.shape.clone(), weights });
         tensors.push(tensor);
     }
-    // The embedding is the first.
+    // The first tensor is the embedding.
     let most = weights.or_else(|| infos.first().map(|info| info.weights)).unwrap_or(Weights::F32);
     let title = out.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let metadata = metadata::metadata(stored, architecture, most, &title, vocabulary, request.generation);

@@ -1,4 +1,4 @@
-//! What a model says of itself.
+//! The metadata of a model.
 
 use capful_core::model::Transformer;
 use capful_core::ops::RotaryScaling;
@@ -9,7 +9,7 @@ use super::weights::Weights;
 use crate::format::export::{Architecture, Stored};
 use crate::format::hugging_face::Generation;
 
-/// What llama.cpp calls an architecture.
+/// llama.cpp's name of an architecture.
 pub(super) const fn name(architecture: Architecture) -> &'static str {
     match architecture {
         Architecture::GptNeox => "gptneox",
@@ -53,9 +53,9 @@ fn general(architecture: Architecture, weights: Weights, title: &str) -> Vec<(St
     all.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// How llama.cpp draws where its user says nothing.
+/// llama.cpp's default settings for sampling.
 fn sampling(generation: &Generation) -> Vec<(String, Value)> {
-    // What is said of drawing by a model that does not draw counts nowhere.
+    // Settings for sampling have no effect in a model with greedy decoding.
     if generation.drawn().is_ok_and(|drawn| drawn.sample == Some(false)) {
         return Vec::new();
     }
@@ -112,14 +112,14 @@ fn tokenizer(vocabulary: &Vocabulary) -> Vec<(String, Value)> {
         ("tokens", Value::Strings(tokens.clone())),
         ("token_type", Value::I32s(types.clone())),
         ("merges", Value::Strings(merges.clone())),
-        // A document begins with its mark, where there is one; what a user writes does not end one.
+        // A document begins with its mark, if there is one; a user's text does not end a document.
         ("add_bos_token", Value::Bool(bos.is_some())),
         ("add_eos_token", Value::Bool(false)),
     ];
-    // The default of a mark that is not named is an id that means something else.
+    // An unnamed mark would get a default id that means another token.
     let marks = [
         ("bos_token_id", bos.or(end(0))),
-        // llama.cpp has no list: it ends a text at each of the three.
+        // llama.cpp has no list: a text ends at each of the three.
         ("eos_token_id", end(0)),
         ("eot_token_id", end(1)),
         ("eom_token_id", end(2)),

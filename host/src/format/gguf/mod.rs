@@ -1,10 +1,10 @@
 //! GGUF, the file that llama.cpp reads: version 3, little-endian.
 //!
-//! - `container`: the file: header, keys and values, tensors on lines of 32 bytes
-//! - `metadata`: what a model says of itself
-//! - `names`: its tensors as llama.cpp names and lays them
-//! - `weights`: the types that they are written in, quantised ones among them
-//! - `tokenizer`: the tokenizer, where llama.cpp makes the same ids
+//! - `container`: the file: header, keys and values, tensors aligned to 32 bytes
+//! - `metadata`: the metadata of a model
+//! - `names`: its tensors in llama.cpp's names and layout
+//! - `weights`: the number formats, including quantised ones
+//! - `tokenizer`: the tokenizer, if llama.cpp gives the same ids
 
 mod container;
 mod export;

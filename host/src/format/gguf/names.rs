@@ -1,27 +1,27 @@
-//! A transformer's tensors as llama.cpp names and lays them.
+//! A transformer's tensors in llama.cpp's names and layout.
 //!
-//! Its `llama` rotates neighbours: rows of queries and keys are paired so. Its `gptneox`, `qwen2` and `qwen3` rotate
-//! halves, as capful does.
+//! Its `llama` rotates adjacent elements, so rows of queries and keys are paired accordingly. Its `gptneox`, `qwen2`
+//! and `qwen3` rotate halves, like capful.
 
 use capful_core::model::Transformer;
 use capful_core::ops::RotaryScaling;
 
 use crate::format::export::{Architecture, Kind, Stored, Tensor, Values};
 
-/// Both tensors of a part of a layer, as far as the model has them.
+/// Weight and bias of a part of a layer, as far as the model has them.
 fn pair(all: &mut Vec<(String, Tensor)>, l: u32, part: &str, of: &dyn Fn(Kind) -> Option<Tensor>) {
     let some = |kind, end| of(kind).map(|tensor| (format!("blk.{l}.{part}.{end}"), tensor));
     all.extend(some(Kind::Weight, "weight").into_iter().chain(some(Kind::Bias, "bias")));
 }
 
-/// Every tensor, in the order of its layers.
+/// Every tensor, ordered by layers.
 pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
     let mut all = vec![("token_embd.weight".to_owned(), stored.embedding())];
     let gated = architecture != Architecture::GptNeox;
     let paired = architecture == Architecture::Llama;
     for l in 0..stored.model.layers {
         let model = &stored.model;
-        // llama.cpp's gptneox asks for every bias; the others take what is there.
+        // llama.cpp's gptneox requires every bias; the others accept existing ones.
         let filled = |tensor: Option<Tensor>, kind, len: u32| {
             tensor.or_else(|| (!gated && kind == Kind::Bias).then(|| Tensor::zeros(len.into())))
         };
@@ -48,13 +48,13 @@ pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(Strin
     all.extend(rope_factors(&stored.model).map(|factors| ("rope_freqs.weight".to_owned(), factors)));
     let norm = |kind, end| stored.final_norm(kind).map(|tensor| (format!("output_norm.{end}"), tensor));
     all.extend(norm(Kind::Weight, "weight").into_iter().chain(norm(Kind::Bias, "bias")));
-    // Where there is none, llama.cpp takes the embedding; its gptneox asks for one.
+    // Without a head, llama.cpp uses the embedding; its gptneox requires a head.
     let head = stored.head().or_else(|| (!gated).then(|| stored.embedding()));
     all.extend(head.map(|head| ("output.weight".to_owned(), head)));
     all
 }
 
-/// What each rotated pair's wavelength is multiplied with, where that is not the same for all `[head_size / 2]`.
+/// The factors of each rotated pair's wavelength `[head_size / 2]`, if they differ.
 fn rope_factors(model: &Transformer) -> Option<Tensor> {
     let scaling @ RotaryScaling::Llama3 { .. } = model.rotary_scaling else { return None };
     let factor = |pair: u32| {

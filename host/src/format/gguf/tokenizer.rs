@@ -1,8 +1,8 @@
-//! A tokenizer as llama.cpp has it, where it makes the same ids of every text.
+//! A tokenizer in llama.cpp's form, if llama.cpp gives the same ids for every text.
 //!
-//! Its `gpt2` is byte-level BPE behind a split that it knows by name. Everything else is refused by what is in the way.
-//! One difference is known and let pass, as in every published conversion: Llama 3's and Qwen's patterns take the long s
-//! behind an apostrophe for an s in another case, llama.cpp does not.
+//! llama.cpp's `gpt2` is byte-level BPE after a split that it knows by name. Everything else is refused, and the error
+//! names the difference. One difference is known and accepted, as in every published conversion: the patterns of Llama
+//! 3 and Qwen treat the long s after an apostrophe as an s in another case, llama.cpp does not.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,36 +20,36 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// How many tokens that end a text the format names.
+/// The number of end tokens for which the format has names.
 pub const ENDS: usize = 3;
 
-/// Byte-level BPE as GGUF has it.
+/// Byte-level BPE in the form of GGUF.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Vocabulary {
-    /// What llama.cpp calls the way in which text is cut.
+    /// llama.cpp's name of the split.
     pub split: &'static str,
-    /// Text of every id of the model; bytes are GPT-2's characters.
+    /// The text of every id of the model; bytes are written as GPT-2's characters.
     pub tokens: Vec<String>,
-    /// What each is.
+    /// The type of each token.
     pub types: Vec<i32>,
-    /// Both parts with a space between, in the order of their ranks.
+    /// Both parts with a space between them, in the order of the merges' ranks.
     pub merges: Vec<String>,
     /// The id that begins a document.
     pub bos: Option<u32>,
-    /// The ids that end one, the tokenizer's own first.
+    /// The ids that end a document, the tokenizer's own first.
     pub ends: Vec<u32>,
-    /// How conversations become text.
+    /// The chat templates.
     pub templates: Vec<Template>,
-    /// The id of what is not known.
+    /// The id of unknown text.
     pub unk: Option<u32>,
     /// The id of padding.
     pub pad: Option<u32>,
 }
 
-/// The vocabulary of `tokenizer` for a model of `size` ids that says `generation`.
+/// The vocabulary of `tokenizer` for a model of `size` ids with the settings `generation`.
 ///
 /// # Errors
-/// llama.cpp would make other ids: what is in the way, and what is possible.
+/// llama.cpp would give other ids: names the difference, and alternatives.
 pub fn vocabulary(tokenizer: &dyn Tokenizer, size: u32, generation: &Generation) -> Result<Vocabulary, ExportError> {
     let mut content = Vec::new();
     tokenizer.write(&mut content).map_err(|e| refused(&e.to_string()))?;
@@ -78,11 +78,11 @@ fn refused(what: &str) -> ExportError {
     ))
 }
 
-/// The name of the split; everything that changes ids beside it is as llama.cpp has it.
+/// The name of the split; checks that everything else that affects ids is the same in llama.cpp.
 fn split(file: &Value, tokenizer: &dyn Tokenizer) -> Result<&'static str, ExportError> {
     let model = &file["model"];
     match model.pointer("/capful/type").and_then(Value::as_str) {
-        // Without merges every byte is a token, wherever text is cut.
+        // Without merges every byte is a token, for any split.
         Some("byte") => return Ok("gpt-2"),
         Some("bpe") if Split::of_file(&file["pre_tokenizer"]) == Some(Split::Gpt2) => return Ok("gpt-2"),
         Some("bpe") => {
@@ -119,9 +119,9 @@ fn split(file: &Value, tokenizer: &dyn Tokenizer) -> Result<&'static str, Export
         (Some(Split::Gpt2), false) => Ok("gpt-2"),
         (Some(Split::Modern { digits: 1 }), false) => Ok("qwen2"),
         (Some(Split::Modern { digits: 3 }), true) => Ok("llama-bpe"),
-        // The same split, with merges.
+        // The same split, in a tokenizer that applies merges.
         (Some(Split::Modern { digits: 3 }), false) => Ok("smaug-bpe"),
-        // llama.cpp counts ASCII digits alone where the pattern counts those of every script.
+        // llama.cpp counts only ASCII digits, the pattern the digits of every script.
         (Some(Split::Threes), _) => Err(refused("it cuts the digits of every script in threes")),
         (Some(_), true) => Err(refused("it takes whole words past its merges (`ignore_merges`)")),
         (Some(Split::Modern { .. }) | None, _) => Err(refused("its pre-tokenizer is none of those that llama.cpp has")),
@@ -145,8 +145,8 @@ fn added(file: &Value) -> Result<Vec<Added>, ExportError> {
     if list.iter().any(|token| token["single_word"] == true) {
         return Err(refused("an added token is found in whole words only (`single_word`)"));
     }
-    // llama.cpp looks for the longest first, and not for the leftmost: where none ends with what another begins with,
-    // that is the same.
+    // llama.cpp searches the longest token first, and not the leftmost: if no token ends with the beginning of another,
+    // the result is the same.
     let overlap = |a: &Added, b: &Added| {
         let ends = a.content.char_indices().skip(1).map(|(at, _)| &a.content[at..]);
         ends.into_iter().any(|end| end.len() < b.content.len() && b.content.starts_with(end))
@@ -178,7 +178,7 @@ fn tokens(file: &Value, added: &[Added], size: u32) -> Result<(Vec<String>, Vec<
     if !all.values().all(|(text, _)| texts.insert(text.clone())) {
         return Err(refused("two of its ids have the same text"));
     }
-    // Rows of the model that no token is: no text makes them.
+    // Rows of the model without a token: no text gives these ids.
     let unused = |id: u32| {
         let mut name = format!("[PAD{id}]");
         while texts.contains(&name) {
@@ -196,7 +196,7 @@ fn merges(file: &Value) -> Result<Vec<String>, ExportError> {
             Value::String(text) => text.clone(),
             pair => format!("{} {}", pair[0].as_str()?, pair[1].as_str()?),
         };
-        // One space and something on either side: llama.cpp cuts at it.
+        // A single space with text on either side: llama.cpp cuts there.
         text.split_once(' ').filter(|(a, b)| !a.is_empty() && !b.is_empty() && !b.contains(' ')).map(|_| text.clone())
     };
     let lines = list.iter().filter(|line| !line.as_str().is_some_and(|line| line.starts_with("#version")));

@@ -1,11 +1,11 @@
-//! The types that tensors are written in. q8_0 and q4_0 are blocks of 32 numbers with a common scale, as llama.cpp
-//! defines them.
+//! The number formats of tensors. q8_0 and q4_0 are blocks of 32 numbers with a common scale, as llama.cpp defines
+//! them.
 
 use half::f16;
 
 use crate::format::export::Element;
 
-/// A type of tensors.
+/// A number format of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Weights {
     /// IEEE 754 single precision.
@@ -37,12 +37,12 @@ impl From<Element> for Weights {
 }
 
 impl Weights {
-    /// Whether numbers share a scale.
+    /// Whether several numbers share a scale.
     pub const fn quantised(self) -> bool {
         matches!(self, Weights::Q8_0 | Weights::Q4_0)
     }
 
-    /// Whether rows of so many numbers can be written.
+    /// Whether rows of this many numbers can be written.
     pub const fn takes(self, columns: u64) -> bool {
         !self.quantised() || columns.is_multiple_of(BLOCK as u64)
     }
@@ -58,7 +58,7 @@ impl Weights {
         }
     }
 
-    /// The number of a file whose matrices are mostly of it: `general.file_type`.
+    /// The file type of a file whose matrices mostly have this format: `general.file_type`.
     pub(super) const fn file_type(self) -> u32 {
         match self {
             Weights::F32 => 0,
@@ -80,7 +80,7 @@ impl Weights {
         }
     }
 
-    /// Bytes of so many numbers: whole blocks where they share a scale.
+    /// Bytes of this many numbers: whole blocks if numbers share a scale.
     pub(super) const fn bytes(self, elements: u64) -> u64 {
         match self {
             Weights::F32 => 4 * elements,
@@ -90,7 +90,7 @@ impl Weights {
         }
     }
 
-    /// Replaces `out` with `numbers`. Gives a number that is too large for the type, if there is one.
+    /// Replaces `out` by the encoded `numbers`. Returns a number that is too large for the format, if there is one.
     pub(super) fn encode(self, numbers: &[f32], out: &mut Vec<u8>) -> Option<f32> {
         match self {
             Weights::F32 => Element::F32.encode(numbers, out),
@@ -102,7 +102,7 @@ impl Weights {
     }
 }
 
-/// Encodes block by block; gives a number whose block has a scale that f16 does not hold.
+/// Encodes block by block; returns a number from a block with a scale that is too large for f16.
 fn blocks<const BYTES: usize>(
     numbers: &[f32],
     out: &mut Vec<u8>,
@@ -122,7 +122,7 @@ fn blocks<const BYTES: usize>(
     None
 }
 
-/// 1 / d, or 0 where numbers are so small that all of them become 0.
+/// 1 / d, or 0 if the numbers are so small that all of them become 0.
 fn reciprocal(d: f32) -> f32 {
     let reciprocal = d.recip();
     if reciprocal.is_finite() { reciprocal } else { 0.0 }
@@ -131,17 +131,17 @@ fn reciprocal(d: f32) -> f32 {
 fn q8_0(block: &[f32; BLOCK]) -> (f32, [u8; BLOCK]) {
     let d = block.iter().fold(0.0f32, |most, x| most.max(x.abs())) / 127.0;
     let factor = reciprocal(d);
-    // Halves away from zero.
+    // Halves are rounded away from zero.
     (d, block.map(|x| ((x * factor).round() as i8).cast_unsigned()))
 }
 
 fn q4_0(block: &[f32; BLOCK]) -> (f32, [u8; BLOCK / 2]) {
-    // The first of several.
+    // The first of several equal ones.
     let most = block.iter().fold(0.0f32, |most, &x| if x.abs() > most.abs() { x } else { most });
     let d = most / -8.0;
     let factor = reciprocal(d);
     let digit = |x: f32| ((x * factor + 8.5) as u8).min(15);
-    // The first half of the block in the low digits, the second in the high ones.
+    // The first half of the block is in the low digits, the second half in the high digits.
     (d, std::array::from_fn(|i| digit(block[i]) | digit(block[i + BLOCK / 2]) << 4))
 }
 
@@ -149,7 +149,7 @@ fn q4_0(block: &[f32; BLOCK]) -> (f32, [u8; BLOCK / 2]) {
 mod tests {
     use super::*;
 
-    /// What is read from a block: x = d · digit.
+    /// The decoded numbers of a block: x = d · digit.
     fn decoded(weights: Weights, bytes: &[u8]) -> Vec<f32> {
         let d = f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
         match weights {
@@ -173,7 +173,7 @@ mod tests {
             for (block, coded) in numbers.as_chunks::<32>().0.iter().zip(out.chunks(bytes)) {
                 let most = block.iter().fold(0.0f32, |m, x| m.max(x.abs()));
                 for (x, y) in block.iter().zip(decoded(weights, coded)) {
-                    // The scale's own rounding to f16 adds 2⁻¹¹; 4 bits have no +8, so the other end is cut by a digit.
+                    // Rounding the scale to f16 adds 2⁻¹¹; 4 bits have no +8, so the other end is cut by one digit.
                     let worst = most / digits * if weights == Weights::Q4_0 { 1.0 } else { 0.5 } + most / 1024.0;
                     assert!((x - y).abs() <= worst, "{weights:?} {x} {y} of {most}");
                 }
@@ -187,7 +187,7 @@ mod tests {
         (block[0], block[1], block[16], block[31]) = (-127.0, 0.5, 63.5, 2.49);
         let mut out = vec![];
         Weights::Q8_0.encode(&block, &mut out);
-        // d = 1: −127, 1 (a half goes away from zero), 64, 2.
+        // d = 1: −127, 1 (a half is rounded away from zero), 64, 2.
         assert_eq!(out[..2], f16::from_f32(1.0).to_le_bytes());
         assert_eq!([out[2], out[3], out[18], out[33]].map(u8::cast_signed), [-127, 1, 64, 2]);
         Weights::Q4_0.encode(&block, &mut out);
@@ -206,7 +206,7 @@ mod tests {
         for weights in [Weights::Q8_0, Weights::Q4_0, Weights::F16] {
             assert_eq!(weights.encode(&block, &mut vec![]), Some(1e9), "{weights:?}");
         }
-        // So small that a scale has no reciprocal.
+        // So small that the scale has no reciprocal.
         assert_eq!(Weights::Q8_0.encode(&[1e-40; 32], &mut vec![]), None);
     }
 }

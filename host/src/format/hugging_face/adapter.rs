@@ -1,4 +1,4 @@
-//! Adapters alone, as PEFT reads them: a directory of two files that belongs to a model of `transformers`.
+//! Exports adapters in the form of PEFT: a directory of two files for a model of `transformers`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,36 +13,36 @@ use crate::format::export::{
     Architecture, Checkpoint, Element, ExportError, Place, Rows, Stored, Tensor, Values, Written,
 };
 
-/// What PEFT puts before a model's names.
+/// The prefix of a model's names in PEFT.
 const PREFIX: &str = "base_model.model.";
-/// The file of numbers, without its end.
+/// The name of the file of numbers, without its extension.
 const STEM: &str = "adapter_model";
-/// The file that says what they are.
+/// The file that describes the adapters.
 const CONFIG: &str = "adapter_config.json";
 
-/// What is exported, and how.
+/// The parameters of an export.
 pub struct Request<'a> {
-    /// The parameters of the model that they belong to.
+    /// The parameters of the base model.
     pub stored: &'a Stored,
-    /// What the model is elsewhere.
+    /// The model's published architecture.
     pub architecture: Architecture,
-    /// The parameters with them, as a checkpoint has them.
+    /// The parameters including the adapters, as checkpoint entries.
     pub entries: &'a [Entry],
-    /// What they are.
+    /// The adapters' properties.
     pub adapters: Adapters,
-    /// Where the model lies.
+    /// The directory of the base model.
     pub base: &'a Path,
-    /// The type of every tensor; nothing for that in which each is saved.
+    /// The type of every tensor; `None` for the type in which each is saved.
     pub element: Option<Element>,
 }
 
-/// The module of a tensor, and its last word.
+/// The module of a tensor, and the last word of the module's name.
 fn module(name: &str) -> Option<(&str, &str)> {
     let module = [".lora_A.weight", ".lora_B.weight"].iter().find_map(|end| name.strip_suffix(end))?;
     Some((module, module.rsplit('.').next().unwrap_or(module)))
 }
 
-/// Says what they are, of modules whose last words are `targets`.
+/// The description of the adapters, for modules whose names end in the words `targets`.
 fn described(request: &Request<'_>, targets: &BTreeSet<String>) -> Value {
     json!({
         "alpha_pattern": {},
@@ -68,10 +68,10 @@ fn described(request: &Request<'_>, targets: &BTreeSet<String>) -> Value {
     })
 }
 
-/// Writes the directory `out`, which is not there; gives every file and its bytes.
+/// Writes the directory `out`, which must not exist; returns every file with its bytes.
 ///
 /// # Errors
-/// [`ExportError`]; nothing is left of what was begun. A model whose tensors `transformers` calls otherwise.
+/// [`ExportError`]; partial output is removed. A model whose tensors have other names in `transformers`.
 pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> Result<Vec<(String, u64)>, ExportError> {
     let there: BTreeSet<String> =
         names::tensors(request.stored, request.architecture).into_iter().map(|(name, _)| name).collect();

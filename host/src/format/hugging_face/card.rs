@@ -1,4 +1,4 @@
-//! The model card: what is known of a model, and nothing else.
+//! The model card, which contains only known facts about a model.
 
 use capful_base::human_bytes;
 use std::fmt::Write as _;
@@ -36,7 +36,7 @@ pub struct Score {
     pub tokens: u64,
 }
 
-/// What a run knows of its model.
+/// A run's information about its model.
 #[derive(Debug, Clone)]
 pub struct Card {
     /// The models that it was made of, the nearest first.
@@ -47,38 +47,38 @@ pub struct Card {
     pub data: Option<String>,
     /// The kind of the tokenizer, or its file's name.
     pub tokenizer: String,
-    /// Ids of the tokenizer.
+    /// Number of ids of the tokenizer.
     pub tokenizer_size: u32,
-    /// Steps done.
+    /// Number of steps done.
     pub step: Option<u64>,
-    /// Tokens trained on.
+    /// Number of tokens trained on.
     pub tokens: Option<u64>,
     /// The last evaluation.
     pub score: Option<Score>,
     /// How its weights are averaged, where they are.
     pub averaging: Option<Averaging>,
-    /// How it is trained again.
+    /// How to train it again.
     pub recipe: Recipe,
     /// The version of capful that trained it.
     pub trained_by: Option<String>,
 }
 
-/// How a model is trained again.
+/// How to train a model again.
 #[derive(Debug, Clone)]
 pub enum Recipe {
-    /// With a configuration, as a user would write all of it, and what is to be said of it.
+    /// With a configuration, as a user would write all of it, and notes.
     Config {
         /// The file's text.
         text: String,
-        /// More that has to be known.
+        /// Further information that is needed.
         notes: Vec<String>,
     },
-    /// Not with one, and why.
+    /// Not with a single configuration; says why.
     None(String),
 }
 
 impl Card {
-    /// README.md of a directory with these files.
+    /// The README.md of a directory with these files.
     pub(super) fn markdown(
         &self,
         stored: &Stored,
@@ -88,14 +88,14 @@ impl Card {
         out: &Path,
     ) -> String {
         let name = out.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        // A name goes into a heading and into Python: what would end either is left out.
+        // The name is used in a heading and in Python: characters that would end either are removed.
         let name = plain(&name).replace('/', "");
         let mut text = String::from("---\nlibrary_name: transformers\npipeline_tag: text-generation\n");
         if let Some(base) = &self.base {
             text.push_str(&format!("base_model: \"{}\"\n", plain(&base.name)));
         }
         text.push_str("tags:\n");
-        // Writing into a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = self.body(&mut text, &name, stored, architecture, element, files);
         text
     }
@@ -200,7 +200,7 @@ impl Card {
         Ok(())
     }
 
-    /// How it is trained again, where that is known.
+    /// The section on how to train it again, if that is known.
     fn again(&self, text: &mut String) -> std::fmt::Result {
         writeln!(text, "## Train it again\n")?;
         match &self.recipe {
@@ -214,12 +214,12 @@ impl Card {
     }
 }
 
-/// What a name may have in a heading, in Python and in YAML.
+/// A name with only the characters that are valid in a heading, in Python and in YAML.
 fn plain(name: &str) -> String {
     name.chars().filter(|c| c.is_alphanumeric() || "-_. /".contains(*c)).collect()
 }
 
-/// How the card calls a model.
+/// The card's name of a model.
 fn called(source: &Ancestor) -> String {
     match plain(&source.name) {
         name if name.is_empty() => "a model that is not recorded".to_owned(),
@@ -227,7 +227,7 @@ fn called(source: &Ancestor) -> String {
     }
 }
 
-/// Where a model of which this one was made came from.
+/// The sentence about the model from which this one was made.
 fn itself(source: &Ancestor) -> String {
     let how = if source.imported { "imported" } else { "begun" };
     format!(" That was itself {how} from {}.", called(source))

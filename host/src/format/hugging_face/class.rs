@@ -1,8 +1,8 @@
-//! Which class of `transformers` a configuration is of.
+//! Finds the class of `transformers` that a configuration belongs to.
 
 use super::keys::Keys;
 
-/// The class of a model, as its configuration names it.
+/// The class of a model, named by its configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
     GptNeox,
@@ -10,11 +10,11 @@ pub(super) enum Class {
     Qwen2,
     Qwen3,
     Mistral,
-    /// What `write` calls a mixture that no other class has.
+    /// The class that `write` uses for a combination of parts that no other class has.
     Yxanul,
 }
 
-/// The classes that are read: their names less `ForCausalLM`, and their `model_type`.
+/// The supported classes: their names without `ForCausalLM`, and their `model_type`.
 const CLASSES: [(&str, &str, Class); 6] = [
     ("GPTNeoX", "gpt_neox", Class::GptNeox),
     ("Llama", "llama", Class::Llama),
@@ -23,15 +23,15 @@ const CLASSES: [(&str, &str, Class); 6] = [
     ("Mistral", "mistral", Class::Mistral),
     ("Yxanul", "yxanul", Class::Yxanul),
 ];
-/// What the name of a class ends with that has a head.
+/// The suffix of a class with a head.
 const HEAD: &str = "ForCausalLM";
 
 impl Keys<'_> {
-    /// The class that `architectures` names, or where it names none that of `model_type`. A model that was saved without
-    /// its head (`LlamaModel`) is of the same class.
+    /// The class in `architectures`, or if that is empty, the class of `model_type`. A model that was saved without its
+    /// head (`LlamaModel`) belongs to the same class.
     ///
     /// # Errors
-    /// No class, several, or one that is not covered.
+    /// No class, several classes, or an unsupported one.
     pub(super) fn class(&self) -> Result<Class, String> {
         let covered = || format!("covered are {}", CLASSES.map(|(name, ..)| format!("{name}{HEAD}")).join(", "));
         let Some(named) = self.get("architectures").filter(|named| named.as_array().is_none_or(|all| !all.is_empty()))

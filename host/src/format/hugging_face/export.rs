@@ -1,4 +1,4 @@
-//! A directory that `transformers` loads without code of ours.
+//! Exports a directory that `transformers` loads without additional code.
 
 use std::path::Path;
 
@@ -12,34 +12,34 @@ use crate::data::tokenizer::Tokenizer;
 use crate::data::tokenizer::splits::Split;
 use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Place, Stored, Written};
 
-/// What is exported, and how.
+/// The parameters of an export.
 pub struct Request<'a> {
     /// The model's parameters.
     pub stored: &'a Stored,
-    /// What the model is elsewhere.
+    /// The model's published architecture.
     pub architecture: Architecture,
     /// Its tokenizer.
     pub tokenizer: &'a dyn Tokenizer,
-    /// The type of every tensor; nothing for that in which each is saved.
+    /// The type of every tensor; `None` for the type in which each is saved.
     pub element: Option<Element>,
-    /// Most bytes of tensors in a file.
+    /// The most bytes of tensors in a file.
     pub shard: u64,
-    /// What the model card says beside the files.
+    /// The content of the model card.
     pub card: &'a Card,
-    /// What the model says of how it generates.
+    /// The model's settings for generation.
     pub generation: &'a Generation,
 }
 
-/// What was written.
+/// The result of an export.
 pub struct Exported {
-    /// Files and their bytes.
+    /// Files with their bytes.
     pub files: Vec<(String, u64)>,
-    /// The class of the model there.
+    /// The model's class in `transformers`.
     pub architecture: &'static str,
 }
 
-/// transformers 5 cuts the text for every Qwen2 as Qwen2's own tokenizer does, whatever the files say. With another
-/// tokenizer the model is a Llama, whose one bias more is zeros.
+/// transformers 5 cuts the text for every Qwen2 like Qwen2's own tokenizer, whatever the files say. With another
+/// tokenizer the model is exported as a Llama, whose additional bias is zero.
 fn with_tokenizer(architecture: Architecture, tokenizer: &dyn Tokenizer) -> Result<Architecture, ExportError> {
     if architecture != Architecture::Qwen2 {
         return Ok(architecture);
@@ -53,10 +53,10 @@ fn with_tokenizer(architecture: Architecture, tokenizer: &dyn Tokenizer) -> Resu
     Ok(if own { Architecture::Qwen2 } else { Architecture::Llama })
 }
 
-/// Writes the directory `out`, which is not there.
+/// Writes the directory `out`, which must not exist.
 ///
 /// # Errors
-/// [`ExportError`]; nothing is left of what was begun.
+/// [`ExportError`]; partial output is removed.
 pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> Result<Exported, ExportError> {
     let Request { stored, tokenizer, .. } = *request;
     let architecture = with_tokenizer(request.architecture, tokenizer)?;
@@ -65,7 +65,7 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
         let saved = from.element(&tensor)?;
         all.push(Named { name, tensor, element: request.element.unwrap_or(saved) });
     }
-    // The embedding is the first.
+    // The first tensor is the embedding.
     let element = all.first().map_or(Element::F32, |one| one.element);
     let place = Place::new(out)?;
     let dir = place.temporary();

@@ -1,5 +1,5 @@
-//! How a model is meant to generate: where it ends, and how it draws. `transformers` keeps it in `generation_config.json`,
-//! and kept it in `config.json` before.
+//! A model's settings for generation: its end tokens, and how it samples. `transformers` stores them in
+//! `generation_config.json`, and earlier versions in `config.json`.
 
 use std::path::Path;
 
@@ -10,16 +10,16 @@ use super::keys::Keys;
 use crate::data::tokenizer::Tokenizer;
 use crate::regular;
 
-/// The file of a model, and of a run whose model has one.
+/// The settings file of a model, and of a run whose model has one.
 pub const FILE_NAME: &str = "generation_config.json";
-/// The longest one that is believed.
+/// The longest accepted file.
 const LONGEST: u64 = 1 << 20;
 
-/// The keys that say where a text begins and ends.
+/// The keys of the tokens that begin and end a text.
 const MARKS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
-/// The keys that say how tokens are drawn.
+/// The keys of sampling.
 const DRAWN: [&str; 5] = ["do_sample", "temperature", "top_k", "top_p", "repetition_penalty"];
-/// Other keys that change what is drawn, with the value that changes nothing.
+/// Other keys that affect sampling, with their neutral values.
 const NOT_APPLIED: [(&str, f64); 8] = [
     ("min_p", 0.0),
     ("typical_p", 1.0),
@@ -31,7 +31,7 @@ const NOT_APPLIED: [(&str, f64); 8] = [
     ("encoder_repetition_penalty", 1.0),
 ];
 
-/// What a model says of it, as it was read: it is written again unchanged.
+/// A model's settings as they were read: they are written again unchanged.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Generation {
     said: Map<String, Value>,
@@ -40,14 +40,14 @@ pub struct Generation {
 /// The ids that begin and end a document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// What a text begins with.
+    /// The id at the beginning of a text.
     pub bos: Option<u32>,
-    /// Each of them ends a text.
+    /// The ids that end a text.
     pub ends: Vec<u32>,
 }
 
 impl Marks {
-    /// Those of a tokenizer.
+    /// The marks of a tokenizer.
     pub fn of(tokenizer: &dyn Tokenizer) -> Marks {
         Marks { bos: tokenizer.bos().or(tokenizer.eos()), ends: tokenizer.eos().into_iter().collect() }
     }
@@ -62,10 +62,10 @@ impl Marks {
     }
 }
 
-/// How a model is meant to draw tokens, as far as it says so.
+/// How a model is meant to sample tokens, as far as it has settings.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Drawn {
-    /// Whether tokens are drawn; else the most likely one is taken.
+    /// Whether tokens are sampled; else the most likely one is chosen.
     pub sample: Option<bool>,
     /// As in [`Sampler`].
     pub temperature: Option<f32>,
@@ -75,18 +75,18 @@ pub struct Drawn {
     pub top_p: Option<f32>,
     /// As in [`Sampler`].
     pub repetition_penalty: Option<f32>,
-    /// Keys with their values that are not applied here.
+    /// Keys that are not supported here, with their values.
     pub others: Vec<String>,
 }
 
-/// What `transformers` draws with where a model says only that it draws.
+/// The settings of `transformers` for a model that only says that it samples.
 pub const THEIRS: Sampler = Sampler { temperature: 1.0, top_k: 50, top_p: 1.0, repetition_penalty: 1.0 };
 
 impl Generation {
-    /// What the model in `dir` says, whose config.json is `config`.
+    /// The settings of the model in `dir`; `config` is its config.json.
     ///
     /// # Errors
-    /// A file that cannot be read, or a key with a value that it cannot have.
+    /// A file that cannot be read, or a key with an invalid value.
     pub fn of_model(dir: &Path, config: &Value) -> Result<Generation, String> {
         let found = Generation::read(dir)?;
         let (keys, mut said) = match found {
@@ -105,7 +105,7 @@ impl Generation {
         Ok(generation)
     }
 
-    /// What the file in `dir` says; nothing where there is none.
+    /// The settings in the file of `dir`; `None` if there is no file.
     ///
     /// # Errors
     /// As [`Generation::of_model`].
@@ -135,12 +135,12 @@ impl Generation {
         Keys { object: &self.said, within: "" }
     }
 
-    /// Whether it says nothing.
+    /// Whether there are no settings.
     pub fn is_empty(&self) -> bool {
         self.said.is_empty()
     }
 
-    /// The ids that end a text. One below 0 is none.
+    /// The ids that end a text. Ids below 0 are ignored.
     fn ids(&self) -> Result<Vec<u32>, String> {
         let key = "eos_token_id";
         let keys = self.keys();
@@ -157,17 +157,17 @@ impl Generation {
         Ok(found)
     }
 
-    /// The marks of a model with `tokenizer`: what is said, else the tokenizer's.
+    /// The marks of a model with `tokenizer`: those of the settings, else the tokenizer's.
     pub fn marks(&self, tokenizer: &dyn Tokenizer) -> Marks {
         let own = Marks::of(tokenizer);
         let bos = self.said.get("bos_token_id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
-        // Checked when it was read.
+        // The value was checked when it was read.
         let ends = self.ids().unwrap_or_default();
         Marks { bos: bos.or(own.bos), ends: if ends.is_empty() { own.ends } else { ends } }
     }
 
-    /// Each id at which a text of a model of so many `ids` ends: the tokenizer's mark, with which documents of training
-    /// end, and what is said.
+    /// Each id below `ids` at which a text of the model ends: the tokenizer's mark, which ends training documents, and
+    /// those of the settings.
     pub fn ends(&self, tokenizer: &dyn Tokenizer, ids: u32) -> Vec<u32> {
         let mut ends: Vec<u32> = tokenizer.eos().into_iter().collect();
         for id in self.marks(tokenizer).ends {
@@ -178,7 +178,7 @@ impl Generation {
         ends
     }
 
-    /// Of a model that goes on being trained with documents that end with `eos`.
+    /// The settings of a model that is trained further with documents that end with `eos`.
     #[must_use]
     pub fn trained_on(mut self, eos: Option<u32>) -> Generation {
         let mut ids = self.ids().unwrap_or_default();
@@ -189,10 +189,10 @@ impl Generation {
         self
     }
 
-    /// How tokens are drawn.
+    /// How tokens are sampled.
     ///
     /// # Errors
-    /// A key with a value that it cannot have.
+    /// A key with an invalid value.
     pub fn drawn(&self) -> Result<Drawn, String> {
         let keys = self.keys();
         let number = |key: &str, fits: fn(f32) -> bool, must: &str| match keys.get(key) {
@@ -224,7 +224,7 @@ impl Generation {
         })
     }
 
-    /// A number of the file as it stands there.
+    /// A number of the file, unchanged.
     pub fn number(&self, key: &str) -> Option<f64> {
         self.keys().get(key).and_then(Value::as_f64)
     }
@@ -234,7 +234,7 @@ impl Generation {
         format!("{:#}\n", Value::Object(self.said.clone()))
     }
 
-    /// The file's text, of a model with `marks`: what was read, with the marks that it does not say.
+    /// The file's text for a model with `marks`: the settings that were read, and the marks that they lack.
     pub fn text(&self, marks: &Marks) -> String {
         let mut said = self.said.clone();
         let usual = [("bos_token_id", json!(marks.bos)), ("eos_token_id", marks.eos())];
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn every_end_is_an_end_wherever_it_is_said() {
-        // Its marks are 2 and 3.
+        // The marks of this tokenizer are 2 and 3.
         let tokenizer = build("byte", None, true, &mut std::iter::empty()).unwrap().tokenizer;
         for (file, config, marks, ends) in [
             (None, json!({}), json!(3), vec![3]),
@@ -271,7 +271,7 @@ mod tests {
             (None, json!({"eos_token_id": [1, 2, 1]}), json!([1, 2]), vec![3, 1, 2]),
             (Some(json!({"eos_token_id": [3, 9]})), json!({"eos_token_id": 1}), json!([3, 9]), vec![3, 9]),
             (Some(json!({"temperature": 0.5})), json!({"eos_token_id": 1}), json!(1), vec![3, 1]),
-            // What is no id of the model ends nothing, and is written again.
+            // Ids outside the model end no text, but are written again.
             (Some(json!({"eos_token_id": [-1, 5, 700]})), json!({}), json!([5, 700]), vec![3, 5]),
             (Some(json!({"eos_token_id": null})), json!({"eos_token_id": null}), json!(3), vec![3]),
         ] {
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(written, expected);
         let drawn = generation.drawn().unwrap();
         assert_eq!((drawn.temperature, drawn.top_p, drawn.top_k, drawn.sample), (Some(0.6), Some(0.9), None, None));
-        // Old models have it in config.json.
+        // Old models have the settings in config.json.
         let old = of(None, json!({"do_sample": true, "top_k": 20, "min_p": 0.1, "hidden_size": 3})).unwrap();
         let drawn = old.drawn().unwrap();
         assert_eq!((drawn.sample, drawn.top_k, drawn.others.len()), (Some(true), Some(20), 0));

@@ -1,26 +1,26 @@
-//! The keys of a configuration, read by their kinds.
+//! Reads the keys of a configuration by their types.
 
 use serde_json::{Map, Value};
 
-/// Keys of an object, and for messages what it is within.
+/// The keys of an object, and the object's name for error messages.
 #[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {
     pub(super) object: &'a Map<String, Value>,
     pub(super) within: &'static str,
 }
 
-/// Sizes are at most this.
+/// The limit of sizes.
 const SIZES: i64 = (1 << 28) - 1;
-/// And layers this: of more, a file's header could not name the tensors.
+/// The limit of layers: with more, a file's header could not name the tensors.
 const LAYERS: i64 = 10_000;
 
 impl Keys<'_> {
-    /// A key that is there and not null.
+    /// The value of a key, if it is present and not null.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
-    /// How a message calls a key.
+    /// A key's name in error messages.
     pub(super) fn name(&self, key: &str) -> String {
         format!("{}{key}", self.within)
     }
@@ -38,7 +38,7 @@ impl Keys<'_> {
         }
     }
 
-    /// The number of layers. Whoever plans a model goes through all of them.
+    /// The number of layers, with a limit: planning a model takes time for each layer.
     pub(super) fn layers(&self) -> Result<i64, String> {
         let key = "num_hidden_layers";
         match self.size(key)? {
@@ -53,7 +53,7 @@ impl Keys<'_> {
         size.ok_or_else(|| self.refused(key, "it must be a whole number from 1 to 2^28 - 1"))
     }
 
-    /// A positive number.
+    /// A positive number; `default` if the key is missing.
     pub(super) fn number(&self, key: &str, default: f64) -> Result<f64, String> {
         let Some(value) = self.get(key) else { return Ok(default) };
         let number = value.as_f64().filter(|x| *x > 0.0 && x.is_finite() && f64::from(*x as f32) > 0.0);
@@ -65,14 +65,14 @@ impl Keys<'_> {
         value.as_bool().ok_or_else(|| self.refused(key, "it must be true or false"))
     }
 
-    /// One of these words, the first where none is given.
+    /// One of these words; the first if the key is missing.
     pub(super) fn word(&self, key: &str, words: &[&'static str]) -> Result<&'static str, String> {
         let Some(value) = self.get(key) else { return Ok(words.first().copied().unwrap_or_default()) };
         let known = words.iter().find(|word| value.as_str() == Some(word));
         known.copied().ok_or_else(|| self.refused(key, &format!("covered are {}", words.join(", "))))
     }
 
-    /// A positive number that must be there.
+    /// A positive number; an error if the key is missing.
     pub(super) fn needed(&self, key: &str) -> Result<f64, String> {
         match self.get(key) {
             None => Err(format!("it has no {}", self.name(key))),
@@ -89,7 +89,7 @@ impl Keys<'_> {
     }
 }
 
-/// A value for a message.
+/// A value for an error message.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &text[..end]),

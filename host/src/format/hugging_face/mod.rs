@@ -1,4 +1,4 @@
-//! Models as the library `transformers` keeps them.
+//! Models in the format of the library `transformers`.
 
 pub mod adapter;
 mod card;

@@ -1,11 +1,11 @@
-//! A transformer's tensors as `transformers` names and lays them.
+//! A transformer's tensors in the names and layout of `transformers`.
 
 use capful_core::model::transformer::Dialect;
 
 use crate::config::AnyFamily;
 use crate::format::export::{Architecture, Kind, Stored, Tensor};
 
-/// The head of a model whose head is its embedding, and that embedding: some files have both.
+/// The names of head and embedding of a model whose head is its embedding: some files have both.
 pub fn tied_head(family: &AnyFamily) -> Option<[&'static str; 2]> {
     match family {
         AnyFamily::Transformer(model) if model.tied => Some(match model.dialect {
@@ -16,15 +16,16 @@ pub fn tied_head(family: &AnyFamily) -> Option<[&'static str; 2]> {
     }
 }
 
-/// Whether files of earlier versions have a tensor of this name that is computed and not learnt.
+/// Whether this is the name of a tensor that is computed and not learnt, in files of earlier versions.
 pub fn is_buffer(name: &str) -> bool {
     let masks = [".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"];
     let neox = name.starts_with("gpt_neox.layers.") && masks.iter().any(|end| name.ends_with(end));
     neox || name.starts_with("model.") && name.ends_with("rotary_emb.inv_freq")
 }
 
-/// The name that the class gives a tensor of this name. Files have others where a wrapper of PyTorch's was saved with its
-/// model (`_orig_mod.` of `torch.compile`, `module.` of data parallelism), and where the model was saved without its head.
+/// The class's name for a tensor of this name. Names differ in files where a wrapper of PyTorch was saved with its
+/// model (`_orig_mod.` of `torch.compile`, `module.` of data parallelism), and where the model was saved without its
+/// head.
 pub fn canonical(name: &str, family: &AnyFamily) -> String {
     let model = match family {
         AnyFamily::Transformer(model) => model,
@@ -41,7 +42,7 @@ pub fn canonical(name: &str, family: &AnyFamily) -> String {
     begin.iter().chain(parts).copied().collect::<Vec<_>>().join(".")
 }
 
-/// Every tensor of the model, in the order of its layers.
+/// Every tensor of the model, ordered by layers.
 pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
     match architecture {
         Architecture::GptNeox => gpt_neox(stored),
@@ -49,12 +50,13 @@ pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(Strin
     }
 }
 
-/// A layer's tensor, where it has none a bias of `len` zeros: an architecture that has a bias asks for all of a kind.
+/// A layer's tensor, or a bias of `len` zeros if it has none: an architecture with a bias requires all biases of that
+/// kind.
 fn filled(tensor: Option<Tensor>, kind: Kind, wanted: bool, len: u32) -> Option<Tensor> {
     tensor.or_else(|| (wanted && kind == Kind::Bias).then(|| Tensor::zeros(len.into())))
 }
 
-/// Both tensors of one name, as far as the model has them.
+/// Weight and bias of one name, as far as the model has them.
 fn pair(all: &mut Vec<(String, Tensor)>, name: &str, of: impl Fn(Kind) -> Option<Tensor>) {
     let some = |kind, end| of(kind).map(|tensor| (format!("{name}.{end}"), tensor));
     all.extend(some(Kind::Weight, "weight").into_iter().chain(some(Kind::Bias, "bias")));
@@ -80,7 +82,7 @@ fn gpt_neox(stored: &Stored) -> Vec<(String, Tensor)> {
 }
 
 fn llama(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
-    // Llama and Qwen3 have all biases of attention or none, Qwen2 those of queries, keys and values.
+    // Llama and Qwen3 have either all biases of attention or none, Qwen2 those of queries, keys and values.
     let (heads, bias) = (stored.model.attention_heads(), stored.model.bias);
     let [queries, keys] = [heads.queries, heads.keys].map(|count| count * heads.size);
     let some = architecture != Architecture::Qwen2 && (bias.qkv || bias.out);

@@ -1,9 +1,9 @@
-//! The model that a `config.json` of `transformers` describes, as the table `[model]`; one of our own with its pattern of
-//! attention besides.
+//! Reads the model of a `config.json` of `transformers` as the table `[model]`; for a model of this program also its
+//! attention pattern.
 //!
-//! What a key of an architecture changes in the mathematics is either taken over or refused by its name. Keys that
-//! change nothing about a prediction (dropout, caches, initial values) are not looked at. Defaults are those of the
-//! architecture's own configuration class.
+//! A key that affects an architecture's mathematics is either used or refused by its name. Keys without an effect on
+//! predictions (dropout, caches, initial values) are ignored. Defaults are those of the architecture's own
+//! configuration class.
 
 use serde_json::Value;
 
@@ -11,9 +11,9 @@ use super::class::Class;
 use super::keys::Keys;
 use crate::config::{Attention, RawConfig};
 
-/// The cap of logits.
+/// The key of the cap of logits.
 const SOFTCAP: &str = "final_logit_softcapping";
-/// Keys of other classes, each of which changes what a model computes: whoever wrote one meant it.
+/// Keys of other classes, each of which changes a model's computation: they are refused if present.
 const OF_OTHERS: [&str; 11] = [
     "clip_qkv",
     "attn_logit_softcapping",
@@ -28,10 +28,10 @@ const OF_OTHERS: [&str; 11] = [
     "scale_attn_by_inverse_layer_idx",
 ];
 
-/// What `config` says of a model: the table `[model]`, and the pattern of attention where it is not dense.
+/// The model of `config`: the table `[model]`, and the attention pattern if it is not dense.
 ///
 /// # Errors
-/// A line that names the key that is missing, out of range or not covered, and its value.
+/// A line that names the key that is missing, out of range or unsupported, and its value.
 pub fn described(config: &Value) -> Result<RawConfig, String> {
     let model = model(config)?;
     let raw = RawConfig { model, ..RawConfig::default() };
@@ -43,7 +43,7 @@ pub fn described(config: &Value) -> Result<RawConfig, String> {
     let Some(attention) = keys.get("pattern").and_then(Value::as_str).and_then(Attention::named) else {
         return Err(keys.refused("pattern", &format!("covered are {}", Attention::WORDS.join(", "))));
     };
-    // What the pattern does not use is written all the same.
+    // The file also has keys that the pattern does not use.
     let used = |key, by: &[Attention]| match by.contains(&attention) {
         true => keys.size(key).map(|size| u32::try_from(size).ok()),
         false => Ok(None),
@@ -58,10 +58,10 @@ pub fn described(config: &Value) -> Result<RawConfig, String> {
     })
 }
 
-/// The table `[model]` of the model that `config` describes.
+/// The table `[model]` for the model of `config`.
 ///
 /// # Errors
-/// A line that names the key that is missing, out of range or not covered, and its value.
+/// A line that names the key that is missing, out of range or unsupported, and its value.
 fn model(config: &Value) -> Result<toml::Table, String> {
     let Some(object) = config.as_object() else { return Err("it is no JSON object".to_owned()) };
     let keys = Keys { object, within: "" };
@@ -114,7 +114,7 @@ fn model(config: &Value) -> Result<toml::Table, String> {
 }
 
 impl Keys<'_> {
-    /// Refuses what changes a prediction and is not built here.
+    /// Refuses settings that affect predictions and are not supported.
     fn refuse_what_is_not_covered(&self, class: Class) -> Result<(), String> {
         let gelu = match class {
             Class::GptNeox => true,
@@ -209,7 +209,7 @@ mod tests {
                 "sliding_window is 4096, by",
             ),
             (json!({"architectures": ["MistralForCausalLM"], "sliding_window": 32}), "sliding_window is 32"),
-            // Windows: one that a layer has and that hides something is refused, any other is not.
+            // Windows: one that some layer has and that hides a part of the context is refused, others are accepted.
             (json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true, "sliding_window": 8}), ""),
             (
                 json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true, "sliding_window": 8,
@@ -244,7 +244,7 @@ mod tests {
             (json!({"layer_types": ["chunked_attention"]}), "layer_types is"),
             (json!({"layer_types": "full_attention"}), "layer_types is"),
             (json!({"sliding_window": 8}), ""),
-            // Where no class is named the type says it.
+            // If no class is named, the model type determines it.
             (json!({"architectures": null, "model_type": "llama"}), ""),
             (json!({"architectures": [], "model_type": "qwen3"}), ""),
             (json!({"architectures": ["LlamaModel"]}), ""),
@@ -311,7 +311,7 @@ mod tests {
                 "{said}"
             );
         }
-        // At the top transformers reads GPT-NeoX's own names alone.
+        // At the top level transformers reads only GPT-NeoX's own names.
         for (over, says) in [
             (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5; and rotary_pct is 0.25 by default"),
             (json!({"rope_theta": 500, "rotary_emb_base": 400}), "rope_theta is 500; and rotary_emb_base is 400"),
@@ -326,7 +326,7 @@ mod tests {
             assert!(message.contains(says), "{message}");
         }
         assert_eq!(neox(json!({"partial_rotary_factor": 0.25}))["rotary_pct"].as_float(), Some(0.25));
-        // What contradicts itself is read differently by different versions.
+        // Contradicting keys are read differently by different versions.
         for over in [
             json!({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}}),
             json!({"rope_theta": 5e5, "rope_scaling": {"rope_type": "default", "rope_theta": 1e4}}),

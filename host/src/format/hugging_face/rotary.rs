@@ -1,22 +1,22 @@
-//! How heads are rotated, wherever the versions of `transformers` keep it.
+//! The rotation of heads, in the formats of all versions of `transformers`.
 //!
-//! Version 4 has the base and the share at the top and what stretches in `rope_scaling`; version 5 has all of it in
-//! `rope_parameters`. GPT-NeoX has names of its own for the first two, which alone count at the top; files of 4.46 and later
-//! have the usual ones beside them.
+//! Version 4 has the base and the share at the top level and the scaling in `rope_scaling`; version 5 has everything in
+//! `rope_parameters`. GPT-NeoX has other names for the base and the share, and only those count at the top level; files
+//! of 4.46 and later contain the usual names too.
 
 use serde_json::Value;
 
 use super::class::Class;
 use super::keys::Keys;
 
-/// A number, and the key that said it.
+/// A number, and the key it came from.
 type Said = (f64, Option<String>);
 
 impl Keys<'_> {
-    /// How heads of this size are rotated.
+    /// The rotation of heads of this size.
     ///
     /// # Errors
-    /// A rotation that is not covered, or keys that contradict each other.
+    /// An unsupported rotation, or contradicting keys.
     pub(super) fn rotary(&self, class: Class, head_size: i64) -> Result<toml::Table, String> {
         let scaling = self.inside("rope_scaling", "rope_scaling.")?;
         let parameters = self.inside("rope_parameters", "rope_parameters.")?;
@@ -54,8 +54,8 @@ impl Keys<'_> {
         Ok(table)
     }
 
-    /// The number that is called `usual` in all `places` and, at the top, by a class's `own` name where it has one; or the
-    /// default where none says it.
+    /// The number with the name `usual` in any of `places` or, at the top level, with a class's `own` name if it has
+    /// one; the default if no key sets it.
     fn said(&self, places: &[Keys<'_>], usual: &str, own: Option<&str>, default: f64) -> Result<Said, String> {
         let mut said: Said = (default, None);
         let there = places.iter().map(|place| (*place, usual)).chain([(*self, own.unwrap_or(usual))]);
@@ -69,7 +69,7 @@ impl Keys<'_> {
                 (_, None) => said = (value, Some(place.name(name))),
             }
         }
-        // A class with names of its own passes over the usual one, which may stand beside it.
+        // A class with other names ignores the usual name, which may be present in addition.
         let beside = own.filter(|_| self.get(usual).is_some());
         if let Some(own) = beside.filter(|_| self.number(usual, default).as_ref() != Ok(&said.0)) {
             let known =
@@ -80,7 +80,7 @@ impl Keys<'_> {
     }
 }
 
-/// The share of a head that makes `share` of its dims, rounded down, whole numbers of f32.
+/// The share of a head that gives `share` of its dims, rounded down, as exact numbers of f32.
 fn rotated(share: f64, head_size: i64) -> f64 {
     let dims = (share * head_size as f64).floor();
     let rounded = (dims / head_size as f64) as f32;

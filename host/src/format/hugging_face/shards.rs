@@ -1,4 +1,4 @@
-//! One model in one safetensors file, or in several with an index, as `transformers` reads them.
+//! Writes a model as one safetensors file, or as several with an index, in the form of `transformers`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::format::export::{Checkpoint, Element, ExportError, Tensor, Written};
 
-/// A tensor with its name and the type that it is written in.
+/// A tensor with its name and number format.
 pub(super) struct Named {
     pub name: String,
     pub tensor: Tensor,
@@ -20,7 +20,7 @@ impl Named {
     }
 }
 
-/// Cuts the list into files of at most `limit` bytes of tensors; one that is larger has a file of its own.
+/// Divides the list into files of at most `limit` bytes of tensors; a larger tensor has a file of its own.
 fn cut(all: &[Named], limit: u64) -> Vec<&[Named]> {
     let (mut files, mut begin, mut bytes) = (Vec::new(), 0, 0u64);
     for (i, one) in all.iter().enumerate() {
@@ -34,14 +34,14 @@ fn cut(all: &[Named], limit: u64) -> Vec<&[Named]> {
     files
 }
 
-/// The header of a file: JSON with spaces behind it up to a multiple of 8 bytes.
+/// The header of a file: JSON padded with spaces to a multiple of 8 bytes.
 fn header(tensors: &[Named]) -> String {
     let (mut text, mut offset) = ("{\"__metadata__\":{\"format\":\"pt\"}".to_owned(), 0);
     for one in tensors {
         let (dtype, end) = (one.element.safetensors(), offset + one.bytes());
         let shape: Vec<_> = one.tensor.shape.iter().map(u64::to_string).collect();
         let (name, shape) = (&one.name, shape.join(","));
-        // A string takes whatever is written.
+        // Writing to a string cannot fail.
         let _ =
             write!(text, ",\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":[{shape}],\"data_offsets\":[{offset},{end}]}}");
         offset = end;
@@ -52,10 +52,12 @@ fn header(tensors: &[Named]) -> String {
     text
 }
 
-/// Writes all tensors into files in the directory `dir`, whose names begin with `stem`; gives each file's name and bytes.
+/// Writes all tensors into files in the directory `dir`, whose names begin with `stem`; returns each file's name and
+/// bytes.
 ///
 /// # Errors
-/// Those of the checkpoint and of the file system; a number that has no room in the type asked for, by its tensor.
+/// Errors of the checkpoint and of the file system; a number that is too large for the requested type; the error names
+/// its tensor.
 pub(super) fn write(
     (dir, stem): (&Path, &str),
     all: &[Named],

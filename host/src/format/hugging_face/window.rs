@@ -1,26 +1,26 @@
-//! Attention that sees a part of the context only.
+//! Refuses attention that sees only a part of the context.
 
 use serde_json::Value;
 
 use super::class::Class;
 use super::keys::Keys;
 
-/// The window of the classes that have one, where their file does not say.
+/// The default window of classes with a window.
 const USUAL: i64 = 4096;
-/// The first layer with a window, of those that have one from some layer on, where their file does not say.
+/// The default for the first layer with a window, in classes with windows from some layer on.
 const FIRST: i64 = 28;
 
 impl Keys<'_> {
-    /// Refuses attention that does not see all of the context. A window that no layer has, or that is as long as the
+    /// Refuses attention that does not see the whole context. A window that no layer has, or that is as long as the
     /// context, hides nothing.
     ///
     /// # Errors
-    /// The key that hides something, and its value.
+    /// The key that hides a part of the context, and its value.
     pub(super) fn refuse_windows(&self, class: Class) -> Result<(), String> {
         let window = self.size_or("sliding_window", USUAL)?;
         let null = self.object.get("sliding_window") == Some(&Value::Null);
         let used = match self.layer_types()? {
-            // What a layer of this type sees without a window nobody says.
+            // A layer of this type without a window has no defined behaviour.
             Some(true) if null || !class.has_window() => {
                 return Err(self.refused("layer_types", "covered is full_attention in every layer"));
             }
@@ -37,7 +37,7 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// Whether a layer has a window by `layer_types`, where that is said.
+    /// Whether a layer has a window according to `layer_types`, if that is present.
     fn layer_types(&self) -> Result<Option<bool>, String> {
         let key = "layer_types";
         let Some(value) = self.get(key) else { return Ok(None) };
@@ -48,7 +48,7 @@ impl Keys<'_> {
         Ok(Some(types.contains(&"sliding_attention")))
     }
 
-    /// Whether a layer has a window where no list of them says so.
+    /// Whether a layer has a window if there is no list of types.
     fn windows_by_class(&self, class: Class) -> Result<bool, String> {
         match class {
             Class::GptNeox | Class::Llama | Class::Yxanul => Ok(false),
@@ -64,7 +64,7 @@ impl Keys<'_> {
 }
 
 impl Class {
-    /// Whether `transformers` has a window for it at all.
+    /// Whether `transformers` supports a window for the class.
     const fn has_window(self) -> bool {
         matches!(self, Class::Qwen2 | Class::Qwen3 | Class::Mistral)
     }

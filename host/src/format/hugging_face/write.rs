@@ -1,4 +1,4 @@
-//! The `config.json` that `transformers` reads a model by.
+//! Writes the `config.json` from which `transformers` reads a model.
 
 #[cfg(feature = "neurogen")]
 use capful_core::model::NeuroGen;
@@ -13,7 +13,7 @@ use super::generation::Marks;
 use crate::config::AnyFamily;
 use crate::format::export::{Architecture, own_part};
 
-/// The configuration of a model of any family, trained with attention of this pattern.
+/// The configuration of a model of any family, trained with this attention pattern.
 pub fn config(family: &AnyFamily, pattern: &Pattern, marks: &Marks, dtype: &str) -> Value {
     match family {
         AnyFamily::Transformer(family) => family.config(pattern, marks, dtype),
@@ -22,20 +22,22 @@ pub fn config(family: &AnyFamily, pattern: &Pattern, marks: &Marks, dtype: &str)
     }
 }
 
-/// A family that others know by a `config.json`.
+/// A family with a `config.json` for other programs.
 trait HuggingFace {
-    /// The configuration of these sizes. `marks` begin and end its texts; `dtype` is as PyTorch names it.
+    /// The configuration of these sizes. `marks` begin and end its texts; `dtype` is PyTorch's name of the type.
     fn config(&self, pattern: &Pattern, marks: &Marks, dtype: &str) -> Value;
 }
 
-/// As it is written in decimal, not as the nearest f32 in f64.
+/// The shortest decimal of the f32, not its exact value in f64.
 fn decimal(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
 
 impl HuggingFace for Transformer {
-    /// GPT-NeoX's or Llama's where it is one. Any other mixture is a model of its own, of type `yxanul`, that says what it
-    /// has, and so is one that does not attend to every earlier token, which others would load as if it did; a factorised one with `model.embed_tokens.weight` = E · Pᵀ, and otherwise a Llama, is a tied Llama.
+    /// GPT-NeoX's or Llama's configuration if the model has that architecture. Any other combination of parts is a
+    /// separate model type, `yxanul`, that lists its parts, and so is a model that does not attend to every earlier
+    /// token, which other programs would load as if it did. A model with a factorised embedding,
+    /// `model.embed_tokens.weight` = E · Pᵀ, that is otherwise a Llama is a tied Llama.
     fn config(&self, pattern: &Pattern, marks: &Marks, dtype: &str) -> Value {
         let mut config = common(self, marks, dtype);
         let own = if !pattern.dense() {
@@ -52,8 +54,8 @@ impl HuggingFace for Transformer {
     }
 }
 
-/// The configuration of a model that is of this architecture, whatever its tensors are called in a checkpoint. One with
-/// a factorised embedding has the product of the factors; biases that it lacks are zeros, see [`super::names`].
+/// The configuration of a model of this architecture, whatever its tensors are called in a checkpoint. A factorised
+/// embedding is written as the product of its factors; missing biases are zeros, see [`super::names`].
 pub(super) fn exported(model: &Transformer, architecture: Architecture, marks: &Marks, dtype: &str) -> Value {
     let mut config = common(model, marks, dtype);
     let mut own = match architecture {
@@ -73,7 +75,8 @@ pub(super) fn exported(model: &Transformer, architecture: Architecture, marks: &
     config
 }
 
-/// The share of a head that rotates, so that its product with the head, rounded down, is the dims that do.
+/// The rotated share of a head, such that its product with the head's size, rounded down, is the number of rotated
+/// dims.
 fn whole_share(model: &Transformer) -> f64 {
     let (share, size) = (rotary_pct(model), f64::from(model.head_size));
     if (share * size) as u32 == model.rotary_dims { share } else { share.next_up() }
@@ -85,7 +88,7 @@ fn extend(config: &mut Value, own: Value) {
     }
 }
 
-/// What every transformer says.
+/// The keys of every transformer.
 fn common(model: &Transformer, marks: &Marks, dtype: &str) -> Value {
     json!({
         "vocab_size": model.vocab_size,
@@ -104,7 +107,7 @@ fn common(model: &Transformer, marks: &Marks, dtype: &str) -> Value {
     })
 }
 
-/// Deviation of most first values.
+/// The standard deviation of most initial values.
 fn initializer_range(model: &Transformer) -> f64 {
     match model.dialect {
         Dialect::GptNeox => (2.0 / (5.0 * f64::from(model.d_model))).sqrt(),
@@ -112,12 +115,12 @@ fn initializer_range(model: &Transformer) -> f64 {
     }
 }
 
-/// Share of a head that rotates.
+/// The rotated share of a head.
 fn rotary_pct(model: &Transformer) -> f64 {
     f64::from(model.rotary_dims) / f64::from(model.head_size)
 }
 
-/// Whether GPT-NeoX's model is all that this is.
+/// Whether the model is a GPT-NeoX without any other parts.
 fn is_gpt_neox(model: &Transformer) -> bool {
     let parts = (model.dialect, model.norm, model.feed) == (Dialect::GptNeox, NormKind::Layer, Feed::Gelu);
     let heads = model.kv_heads == model.heads && model.head_size * model.heads == model.d_model && !model.qk_norm;
@@ -125,7 +128,7 @@ fn is_gpt_neox(model: &Transformer) -> bool {
     parts && heads && model.bias == Biases::ALL && model.rotary_scaling == RotaryScaling::None && model.rank.is_none()
 }
 
-/// Whether Llama's is.
+/// Whether the model is a Llama without any other parts.
 fn is_llama(model: &Transformer) -> bool {
     let parts = (model.dialect, model.norm, model.feed) == (Dialect::Llama, NormKind::Rms, Feed::SwiGlu);
     let heads = model.rotary_dims == model.head_size && !model.qk_norm && model.bias.qkv == model.bias.out;
@@ -133,7 +136,7 @@ fn is_llama(model: &Transformer) -> bool {
     parts && heads && model.residual == Residual::Sequential && model.rank.is_none()
 }
 
-/// What only GPT-NeoX says.
+/// The keys of GPT-NeoX only.
 fn gpt_neox(model: &Transformer) -> Value {
     json!({
         "architectures": ["GPTNeoXForCausalLM"],
@@ -147,7 +150,7 @@ fn gpt_neox(model: &Transformer) -> Value {
     })
 }
 
-/// What only Llama says.
+/// The keys of Llama only.
 fn llama(model: &Transformer, architecture: &str, model_type: &str) -> Value {
     let mut config = json!({
         "architectures": [architecture],
@@ -165,7 +168,7 @@ fn llama(model: &Transformer, architecture: &str, model_type: &str) -> Value {
     config
 }
 
-/// How the rotary wavelengths are stretched, where they are.
+/// The scaling of the rotary wavelengths, if there is one.
 fn rope_scaling(model: &Transformer) -> Option<Value> {
     match model.rotary_scaling {
         RotaryScaling::None => None,
@@ -180,7 +183,7 @@ fn rope_scaling(model: &Transformer) -> Option<Value> {
     }
 }
 
-/// What any other transformer says.
+/// The keys of any other transformer.
 fn mixture(model: &Transformer) -> Value {
     let mut config = llama(model, "YxanulForCausalLM", "yxanul");
     let norm = match model.norm {
@@ -221,7 +224,7 @@ fn mixture(model: &Transformer) -> Value {
     config
 }
 
-/// What a transformer says that attends to some blocks of tokens only.
+/// The keys of a transformer that attends only to some blocks of tokens.
 fn block_sparse(model: &Transformer, pattern: &Pattern) -> Value {
     let mut config = mixture(model);
     let kind = match pattern.kind {
@@ -237,7 +240,7 @@ fn block_sparse(model: &Transformer, pattern: &Pattern) -> Value {
 
 #[cfg(feature = "neurogen")]
 impl HuggingFace for NeuroGen {
-    /// A model of its own, with the sizes that its tensors have.
+    /// A separate model type, with the sizes of its tensors.
     fn config(&self, _: &Pattern, marks: &Marks, dtype: &str) -> Value {
         let modules: serde_json::Map<String, Value> = Module::ALL
             .map(|module| {

@@ -1,4 +1,4 @@
-//! The choice of what is computed again, and at last of what is kept in 8 bits, for a given memory.
+//! Chooses the activations to recompute, and as a last resort those to store in 8 bits, for a given amount of memory.
 
 use capful_base::human_bytes;
 use capful_core::model::{self, Activation, EightBits};
@@ -7,11 +7,11 @@ use super::{reducible, with};
 use crate::config::{Config, ConfigError};
 use crate::plan::{Machine, Plan};
 
-/// A configuration that was tried.
+/// A configuration that was tried, with its plan.
 struct Tried {
     config: Config,
     plan: Plan,
-    /// Seconds of the run on the roofline, its stages weighed by their steps.
+    /// Seconds of the run by the roofline model, with its stages weighted by their steps.
     seconds: f64,
 }
 
@@ -34,19 +34,19 @@ impl Tried {
         self.plan.needed_bytes <= most
     }
 
-    /// The one that takes less time; of equal ones that of the smaller arena.
+    /// The faster configuration; among equally fast ones that of the smaller arena.
     fn better<'a>(&'a self, other: &'a Tried) -> &'a Tried {
         let order = self.seconds.total_cmp(&other.seconds).then(self.plan.arena_bytes.cmp(&other.plan.arena_bytes));
         if order.is_gt() { other } else { self }
     }
 }
 
-/// What a choice can have one more of.
+/// A kind of activation that can be added to a choice.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Computed again.
+    /// Recomputed.
     Again(Activation),
-    /// Kept in 8 bits.
+    /// Stored in 8 bits.
     Eighths(EightBits),
 }
 
@@ -70,8 +70,8 @@ impl Kind {
     }
 }
 
-/// Of the choices that do not fit until they have one more kind of some layers, that which takes least time: the choice, the
-/// kind, and of how many layers. Bytes and time grow by as much with every layer.
+/// The fastest choice among those that fit only with one more kind in some layers: the choice, the kind, and the number
+/// of layers. Bytes and time grow linearly with the number of layers.
 fn some_layers(tried: &[Tried], most: u64, layers: u16) -> Option<(model::Recompute, Kind, u16)> {
     let more = tried.iter().filter(|one| !one.fits(most)).flat_map(|less| {
         let kinds = Kind::all().filter(|kind| kind.of(less.set()) == 0);
@@ -87,11 +87,12 @@ fn some_layers(tried: &[Tried], most: u64, layers: u16) -> Option<(model::Recomp
     more.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, choice)| choice)
 }
 
-/// Every choice with the layers' inputs in 8 bits. Without these nothing else need be: to compute it again takes no more.
+/// Every choice with the layers' inputs in 8 bits. Without these no other activation needs to be stored in 8 bits:
+/// recomputing it takes no more memory.
 fn rounded(config: &Config) -> Vec<model::Recompute> {
     let all = model::Recompute::ALL_LAYERS;
     let mut kinds = reducible(config).into_iter();
-    // They are the first kind, where there is any.
+    // They are the first kind, if there is any.
     let Some(inputs) = kinds.next() else { return Vec::new() };
     let mut sets: Vec<_> =
         config.family().recomputable().subsets().map(|set| set.with_eight_bits(inputs, all)).collect();
@@ -103,12 +104,12 @@ fn rounded(config: &Config) -> Vec<model::Recompute> {
 }
 
 impl Plan {
-    /// The choice with which the run takes least time on the roofline while it needs no more than `most` bytes: of every
-    /// kind all layers or none, of one kind as many as it takes. Where nothing exact fits, the same of choices that keep
-    /// layers' inputs in 8 bits. With a line for people.
+    /// The choice with the least roofline time for which the run needs at most `most` bytes: of each kind all layers or
+    /// none, and of a single kind as many layers as needed. If no exact choice fits, the best one that stores layers'
+    /// inputs in 8 bits. With a line for people.
     ///
     /// # Errors
-    /// None fits.
+    /// No choice fits.
     pub(in crate::plan) fn fit_recompute(
         config: &Config,
         machine: &Machine,
@@ -126,7 +127,7 @@ impl Plan {
         let layers = u16::try_from(config.model.layers().saturating_sub(1)).unwrap_or(u16::MAX - 1);
         let mut part = None;
         if let Some((set, kind, expected)) = some_layers(&tried, most, layers) {
-            // The stage that needs most may be another one.
+            // Another stage may be the one that needs the most memory.
             for count in expected.max(1)..layers {
                 let some = with(kind.with(set, count))?;
                 if some.fits(most) {
@@ -185,7 +186,7 @@ mod tests {
                 let (settled, line) = Plan::fit_recompute(&config, &machine, budget).unwrap();
                 let chosen = plan(settled.recompute.0);
                 assert!(chosen.needed_bytes <= budget, "{line}");
-                // Of one kind some of the layers, and as few as it takes.
+                // A single kind in some of the layers, in as few as needed.
                 let (set, layers) = (settled.recompute.0, config.model.layers() as u16);
                 let some: Vec<_> = set.iter().filter(|kind| set.layers(*kind) < layers).collect();
                 assert!(some.len() <= 1, "{line}");
@@ -209,7 +210,7 @@ mod tests {
 
     #[test]
     fn where_nothing_exact_fits_the_cheapest_that_rounds_is_found() {
-        // In bf16 the layers' inputs in 8 bits save less than anything else kept in 8 bits takes, in f32 more.
+        // In bf16 the layers' inputs in 8 bits save less than the other 8-bit activations take, in f32 more.
         let mut others = 0;
         for (preset, precision) in [("pythia-tiny", "bf16"), ("yxanul-tiny", "bf16"), ("yxanul-tiny", "f32")] {
             let text = format!("preset = '{preset}'\nbatch_size = 8\nseq_len = 128\ndevice = 'cuda'\ngpu = 'h200'");
@@ -220,7 +221,7 @@ mod tests {
                 let micro = MicroBatch { recompute: *set, ..config.micro_batch() };
                 config.family().validate_micro_batch(&micro).is_ok()
             };
-            // Every choice there is, whatever it keeps in 8 bits.
+            // All choices, with every combination of 8-bit activations.
             let eighths = (0..8u8).map(|which| {
                 let kinds = EightBits::ALL.into_iter().filter(move |kind| which >> *kind as u8 & 1 == 1);
                 kinds.fold(model::Recompute::NONE, |set, kind| set.with_eight_bits(kind, model::Recompute::ALL_LAYERS))

@@ -1,4 +1,5 @@
-//! What it saves, and what it costs, to compute activations again or to keep them in 8 bits: tried on the ledger and the meter.
+//! The memory saved and the time added by recomputing activations, or by storing them in 8 bits: determined by planning
+//! each choice.
 
 mod fit;
 
@@ -8,20 +9,21 @@ use serde::Serialize;
 use super::{Machine, Plan};
 use crate::config::{Config, ConfigError, Recompute};
 
-/// A kind of activation, beside all others as they are configured.
+/// The effect of one kind of activation, with all other kinds as configured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Tradeoff {
-    /// Its name, as `--recompute` takes it.
+    /// Its name in `--recompute`.
     pub activation: &'static str,
-    /// Whether it is computed again, or kept in 8 bits, in this run, of any layer.
+    /// Whether it is recomputed, or stored in 8 bits, in any layer of this run.
     pub again: bool,
-    /// Bytes of the arena that this saves, of all layers. Less than 0 where a slot for all layers makes it no smaller.
+    /// Bytes of the arena that the choice saves, over all layers. Negative if a slot shared by all layers makes it
+    /// larger.
     pub saved_bytes: i64,
-    /// Floating-point operations of a step that it adds.
+    /// Floating-point operations that it adds to a step.
     pub flops: u64,
-    /// Operand bytes of a step that it adds.
+    /// Bytes of operands that it adds to a step.
     pub bytes: u64,
-    /// Seconds of a step on the roofline that it adds.
+    /// Roofline seconds that it adds to a step.
     pub seconds: f64,
 }
 
@@ -30,7 +32,7 @@ fn with(set: model::Recompute, config: &Config) -> Config {
     Config { recompute: Recompute(set), ..config.clone() }
 }
 
-/// What the model can keep in 8 bits.
+/// The activations that the model can store in 8 bits.
 fn reducible(config: &Config) -> Vec<EightBits> {
     let keeps = |kind: &EightBits| {
         let recompute = model::Recompute::NONE.with_eight_bits(*kind, model::Recompute::ALL_LAYERS);
@@ -40,7 +42,7 @@ fn reducible(config: &Config) -> Vec<EightBits> {
 }
 
 impl Plan {
-    /// What each kind of activation of the model is worth. Of a curriculum, steps are those of the last stage.
+    /// The effect of each kind of activation of the model. For a curriculum, steps are those of the last stage.
     ///
     /// # Errors
     /// As [`Plan::new`].
@@ -57,7 +59,7 @@ impl Plan {
                 seconds: saved.roofline_seconds - kept.roofline_seconds,
             })
         };
-        // What is computed again is not kept in 8 bits as well.
+        // Recomputed activations are not stored in 8 bits as well.
         let again = config.family().recomputable().iter().map(|kind| {
             let eighths = EightBits::ALL.into_iter().filter(|eighths| eighths.activation() == Some(kind));
             let more = eighths.fold(set.with(kind), |set, eighths| set.with_eight_bits(eighths, 0));
@@ -72,7 +74,7 @@ impl Plan {
     }
 }
 
-/// The table for people; nothing of a model that computes nothing again.
+/// The table for people; empty for a model without recomputation.
 pub fn table(tradeoffs: &[Tradeoff]) -> String {
     if tradeoffs.is_empty() {
         return String::new();
@@ -102,7 +104,7 @@ mod tests {
 
     #[test]
     fn of_a_kind_that_is_computed_again_one_layer_is_left() {
-        // 4 layers of [2, 64, d]: three of them are saved, which have as many bytes as they are padded to.
+        // 4 layers of [2, 64, d]: three of them are saved; their bytes need no padding.
         for (preset, recompute) in [("yxanul-tiny", "none"), ("yxanul-tiny", "gate_up,mid"), ("pythia-tiny", "cheap")] {
             let (config, machine) =
                 config(&format!("preset = '{preset}'\nbatch_size = 2\nseq_len = 64\nrecompute = '{recompute}'"));
@@ -148,7 +150,7 @@ mod tests {
             (plan.arena_bytes as i64, plan.flops_per_step as i64)
         };
         let (none, one) = (of(0), of(1));
-        // Of a matrix of [2 d_ff, d_model] with 128 tokens.
+        // For a matrix of [2 d_ff, d_model] with 128 tokens.
         let ModelConfig::Yxanul(shape) = &config.model else { panic!("{config:?}") };
         assert_eq!(one.1 - none.1, 2 * 128 * 2 * i64::from(shape.d_ff * shape.d_model));
         for count in 2..layers {
@@ -173,7 +175,8 @@ mod tests {
             let eighths: Vec<_> = tradeoffs.iter().filter(|t| t.activation.ends_with('8')).collect();
             assert!(eighths.iter().map(|t| t.activation).eq(names.iter().copied()));
             let AnyFamily::Transformer(model) = config.family() else { panic!("another family") };
-            // 128 tokens in f32, or in a code each and a scale for 128; of all layers but the last one.
+            // 128 tokens in f32, or as one code for each number and one scale for each 128; for all layers except the
+            // last.
             let saved = |columns: u32, codes: u32| {
                 i64::from(model.layers - 1) * 128 * 4 * i64::from(columns)
                     - i64::from(((model.layers - 1) * codes).next_multiple_of(256))
@@ -183,7 +186,7 @@ mod tests {
                 let expected = match t.activation {
                     "gate_up8" if gated => saved(2 * ff, 128 * 2 * ff),
                     "gate_up8" => saved(ff, 132 * ff),
-                    // With norm₂ its scale is made again too.
+                    // With norm₂ its scale is recomputed too.
                     "mid8" if recompute != "none" => saved(d, 132 * d) + i64::from(model.layers - 1) * 128 * 4,
                     _ => saved(d, 132 * d),
                 };
@@ -201,7 +204,7 @@ mod tests {
                 config(&format!("preset = 'yxanul-tiny'\nbatch_size = 2\nseq_len = 64\nrecompute = '{recompute}'"));
             Plan::of(&config, &machine).unwrap().arena_bytes
         };
-        // [2, 64, 2 d_ff] f32 or E4M3, of all layers but the last one: its gate and up are still there.
+        // [2, 64, 2 d_ff] in f32 or E4M3, for all layers except the last: its gate and up are still available.
         let (config, _) = config("preset = 'yxanul-tiny'");
         let ModelConfig::Yxanul(shape) = &config.model else { panic!("{config:?}") };
         let d_ff = u64::from(shape.d_ff);

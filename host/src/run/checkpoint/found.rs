@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::{AVERAGES, CheckpointError, DONE, MODEL, OPTIMIZER, STATE, TEMPORARY, check, io_at, read_state};
 
-/// Removes a checkpoint; one that is gone already is removed.
+/// Removes a checkpoint; a missing checkpoint counts as removed.
 pub(in crate::run) fn remove(checkpoint: &Path) -> io::Result<()> {
-    // DONE goes first: a removal that is cut short leaves no checkpoint that looks complete.
+    // DONE is removed first: an interrupted removal leaves no checkpoint that looks complete.
     let _ = fs::remove_file(checkpoint.join(DONE));
     match fs::remove_dir_all(checkpoint) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -16,7 +16,7 @@ pub(in crate::run) fn remove(checkpoint: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes what a run that died left of its checkpoints: those that were not written or removed to the end.
+/// Removes the remains of checkpoints of a run that died: checkpoints that were not completely written or removed.
 ///
 /// # Errors
 /// A directory that cannot be read, or leftovers that cannot be removed.
@@ -33,7 +33,7 @@ pub fn sweep(run: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Removes the first checkpoint of a run that did not begin.
+/// Removes the first checkpoint of a run that did not start.
 pub fn discard(run: &Path) {
     let _ = remove(&run.join(name_of(0)));
 }
@@ -48,13 +48,13 @@ pub fn of_step(dir: &Path, step: u64) -> PathBuf {
     dir.join(name_of(step))
 }
 
-/// The step of the checkpoint of this name, where a run gives such names.
+/// The step of the checkpoint of this name, if it is the name of a checkpoint.
 pub(super) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("checkpoint-")?.parse().ok()?;
     (name_of(step) == name).then_some(step)
 }
 
-/// The step of the checkpoint at `path`, where its name is one that a run gives.
+/// The step of the checkpoint at `path`, if its name is that of a checkpoint.
 pub(super) fn step_of_path(path: &Path) -> Option<u64> {
     step_of(&path.file_name()?.to_string_lossy())
 }
@@ -76,8 +76,8 @@ pub fn complete(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
-/// The last complete checkpoint of a run, where there is one. Its files are those that were written, but for the tensors,
-/// which are checked when they are read.
+/// The last complete checkpoint of a run, if there is one. All its files are compared with their digests, except for
+/// the tensors, which are compared when they are read.
 ///
 /// # Errors
 /// A directory that cannot be read, or a file that has changed.
@@ -85,11 +85,11 @@ pub fn last(run: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     complete(run)?.pop().map(without_tensors).transpose()
 }
 
-/// The checkpoint that a run goes on from that has so much `time` now, in seconds: the last one; or the one before its rate
-/// began to fall, where that was for less time.
+/// The checkpoint from which a run continues that now has `time` seconds: the last one; or, if `time` is longer than
+/// the time for which the decay of its learning rate was planned, the checkpoint before that decay.
 ///
 /// # Errors
-/// As [`last`]; that one is not there.
+/// As [`last`]; the checkpoint before the decay is missing.
 pub fn to_go_on_from(run: &Path, time: Option<f64>) -> Result<Option<PathBuf>, CheckpointError> {
     let last = last(run)?;
     let Some(with_state) = last.as_ref().filter(|last| last.join(STATE).exists()) else { return Ok(last) };
@@ -118,10 +118,10 @@ pub fn latest(run: &Path) -> Result<PathBuf, CheckpointError> {
     }
 }
 
-/// The checkpoint of a run's lowest validation loss, as its last one knows it.
+/// The checkpoint of a run's lowest validation loss, according to its last checkpoint.
 ///
 /// # Errors
-/// A run without one, or one that was not kept; those of [`last`].
+/// A run without evaluations, or whose best checkpoint was not stored; those of [`last`].
 pub fn best(run: &Path) -> Result<PathBuf, CheckpointError> {
     let none = |what: &dyn std::fmt::Display| Err(CheckpointError::Elsewhere(format!("{}: {what}", run.display())));
     if run.join(DONE).is_file() {
@@ -143,7 +143,7 @@ pub fn best(run: &Path) -> Result<PathBuf, CheckpointError> {
     without_tensors(path)
 }
 
-/// The checkpoint, whose files but for the tensors were checked.
+/// The checkpoint, after its files except for the tensors were compared with their digests.
 fn without_tensors(checkpoint: PathBuf) -> Result<PathBuf, CheckpointError> {
     check(&checkpoint, |name| ![MODEL, OPTIMIZER, AVERAGES].contains(&name)).map(|()| checkpoint)
 }

@@ -1,4 +1,4 @@
-//! Whether the files of a checkpoint are those that were written: their digests, in DONE.
+//! Compares the files of a checkpoint with their digests, which DONE contains.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,8 @@ use super::found::step_of;
 use super::{CheckpointError, DONE, Weights, complete, io_at, sync_dir, write_file};
 use crate::digest::{self, DigestError, Digests};
 
-/// Marks the files of `dir` as a complete checkpoint. Digests that are not `known` are made through `piece`.
+/// Marks the files of `dir` as a complete checkpoint. Digests that are not `known` are computed, with `piece` as
+/// buffer.
 pub(in crate::run) fn mark(dir: &Path, known: &[(&str, Option<u64>)], piece: &mut [u8]) -> Result<(), CheckpointError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(io_at(dir))? {
@@ -25,16 +26,16 @@ pub(in crate::run) fn mark(dir: &Path, known: &[(&str, Option<u64>)], piece: &mu
     sync_dir(dir)
 }
 
-/// Whether the files of a checkpoint of which `wanted` says so are those that were written. Earlier versions wrote down
-/// no digests: then they are.
+/// Checks the files of a checkpoint for which `wanted` is true against their digests. Checkpoints of earlier versions
+/// have no digests: they pass.
 ///
 /// # Errors
-/// [`CheckpointError::Changed`] names the first that is not, and the checkpoint before it.
+/// [`CheckpointError::Changed`] names the first changed file, and the previous checkpoint.
 pub fn check(checkpoint: &Path, wanted: impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
     compare(checkpoint, wanted).map_err(|error| CheckpointError::Changed { error, instead: instead_of(checkpoint) })
 }
 
-/// The digests of a checkpoint's files, as DONE has them; nothing where an earlier version wrote it.
+/// The digests of a checkpoint's files, as listed in DONE; `None` where an earlier version wrote it.
 ///
 /// # Errors
 /// A list that cannot be read or is damaged.
@@ -42,15 +43,15 @@ pub fn digests(checkpoint: &Path) -> Result<Option<Digests>, DigestError> {
     Digests::read(&checkpoint.join(DONE))
 }
 
-/// As [`check`], without what can be done.
+/// As [`check`], without advice in the error.
 ///
 /// # Errors
-/// The first file that is not what was written.
+/// The first file that has changed.
 pub fn compare(checkpoint: &Path, wanted: impl Fn(&str) -> bool) -> Result<(), DigestError> {
     digests(checkpoint)?.map_or(Ok(()), |digests| digests.check(checkpoint, DONE, wanted))
 }
 
-/// What can be done where a checkpoint is damaged.
+/// Advice for a damaged checkpoint.
 fn instead_of(checkpoint: &Path) -> String {
     let step = |path: &Path| path.file_name().and_then(|name| step_of(&name.to_string_lossy()));
     let before = checkpoint.parent().zip(step(checkpoint)).and_then(|(run, of)| {
@@ -68,7 +69,7 @@ fn instead_of(checkpoint: &Path) -> String {
     }
 }
 
-/// Whether these weights of a checkpoint are those that were written.
+/// Checks these weights of a checkpoint against their digests.
 ///
 /// # Errors
 /// As [`check`].

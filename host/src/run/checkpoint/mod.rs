@@ -1,8 +1,8 @@
 //! Checkpoints: written under a temporary name, marked DONE, synced, and renamed last.
 //!
-//! A checkpoint is complete or it is not there. It holds the model as `transformers` reads it, the optimizer, the
-//! tokenizer and where the run stood, so that a resumed run goes on with the same bits. DONE has the digests of its files,
-//! which are compared when they are read: `xxhsum --check DONE` compares them as well.
+//! A checkpoint is either complete or does not exist. It contains the model in the format of `transformers`, the
+//! optimizer, the tokenizer and the state of the run, so that a resumed run continues with the same bits. DONE contains
+//! the digests of its files, which are compared when the files are read: `xxhsum --check DONE` compares them as well.
 
 mod found;
 mod intact;
@@ -41,48 +41,48 @@ pub use weights::Weights;
 use weights::with_prefix;
 pub use writer::Writer;
 
-/// Where a run stood.
+/// The state of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
     /// Steps done.
     pub step: u64,
-    /// Tokens trained on.
+    /// Tokens trained on so far.
     pub tokens: u64,
-    /// The next token of the stream.
+    /// The position of the stream's next token.
     pub position: Position,
     /// The tokenizer's fingerprint.
     pub tokenizer: u64,
     /// The data's fingerprint.
     pub data: u64,
-    /// What the data's files were when the run began.
+    /// A snapshot of the data's files when the run began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Snapshot>,
-    /// What the files of a separate source for validation were; earlier versions did not say so.
+    /// A snapshot of the files of a separate validation source; earlier versions did not store it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<Snapshot>,
-    /// Both of the other sources of a mixture.
+    /// Both snapshots for the other sources of a mixture.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Began>,
-    /// The device and precision that took the steps.
+    /// The device and precision of the training steps.
     pub device: String,
     /// The program's version.
     pub version: String,
-    /// The algorithms of a GPU's products: with others the last bits differ.
+    /// The algorithms of a GPU's matrix multiplications: other algorithms give other last bits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub algorithms: Vec<Choice>,
-    /// Steps that changed nothing, because their loss or norm was not finite.
+    /// Number of steps that changed nothing, because their loss or norm was not finite.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u64,
-    /// What the evaluations on the way have shown, where there are any.
+    /// The state of the evaluations during the run, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evaluations: Option<Evaluations>,
-    /// The weights that are averaged, where they are.
+    /// The state of the weights' averages, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub averaged: Option<Averaged>,
-    /// The model that the adapters belong to, where the run trains some.
+    /// The base model of the adapters, where the run trains adapters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
-    /// Where a run that ends on time stands.
+    /// The state of a run with a time limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timed: Option<Timed>,
 }
@@ -93,13 +93,13 @@ impl TrainerState {
         Some(self.evaluations?.best?.step)
     }
 
-    /// Whether the run of `config` has no more steps to do: all are done, or its patience is over.
+    /// Whether the run of `config` has no more steps to do: all are done, or its patience is exhausted.
     pub fn is_last(&self, config: &Config) -> bool {
         let exhausted = self.evaluations.is_some_and(|evaluations| evaluations.exhaust(config.patience));
         exhausted || config.steps > 0 && self.step >= config.steps
     }
 
-    /// What the files of the data and of the validation were when the run began.
+    /// Snapshots of the data's and the validation source's files when the run began.
     pub fn began(&self) -> Began {
         Began { source: self.source.clone(), validation: self.validation.clone(), beside: self.beside.clone() }
     }
@@ -117,40 +117,40 @@ pub enum CheckpointError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// A tensor file.
+    /// An error of a tensor file.
     #[error(transparent)]
     Tensors(#[from] TensorFileError),
-    /// The tokenizer's file.
+    /// An error of the tokenizer's file.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// It has no averaged weights.
+    /// The checkpoint has no averaged weights.
     #[error(
         "{path} has no averaged weights: a run has them from its first step on with --ema D, and in its last K steps with \
          --average K; leave --averaged away",
         path = .0.display()
     )]
     NotAveraged(PathBuf),
-    /// There is none.
+    /// There is no checkpoint.
     #[error("{path} holds no complete checkpoint; nothing can be resumed or run from it", path = .0.display())]
     None(PathBuf),
-    /// Another rank could not do its part.
+    /// Another rank failed in its part.
     #[error("{0}")]
     Elsewhere(String),
-    /// A file is not what was written, and what can be done.
+    /// A file has changed since it was written; with advice.
     #[error("{error}; {instead}")]
     Changed {
         /// The file.
         error: DigestError,
-        /// What can be done.
+        /// The advice.
         instead: String,
     },
-    /// The digests of what was written could not be made.
+    /// The digests of the written files could not be computed.
     #[error(transparent)]
     Digest(#[from] DigestError),
-    /// The state does not parse.
+    /// The state file cannot be parsed.
     #[error("{path}: {what}", path = path.display())]
     Damaged {
         /// The file.
@@ -177,30 +177,31 @@ pub(super) fn io_at(path: &Path) -> impl Fn(io::Error) -> CheckpointError + '_ {
     move |source| CheckpointError::Io { path: path.to_owned(), source }
 }
 
-/// Where a run stood, in a checkpoint trained here.
+/// The file with the state of the run, in checkpoints of runs of this program.
 pub const STATE: &str = "trainer_state.json";
-/// The file that a complete checkpoint has: the digests of the others. It is written last. Earlier versions left it empty.
+/// The file that marks a checkpoint as complete and lists the digests of the other files. It is written last. Earlier
+/// versions left it empty.
 pub const DONE: &str = "DONE";
-/// What the name of a checkpoint ends with while it is written.
+/// The suffix of a checkpoint's name while it is being written.
 const TEMPORARY: &str = ".tmp";
-/// What the names of f32 masters begin with.
+/// The prefix of the names of f32 masters.
 const MASTER: &str = "master.";
-/// The weights, and what the optimizer and the next step need besides.
+/// The file of the weights, and the file of the optimizer's state and of other state that the next step needs.
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
-/// The averaged weights, under the names of the weights.
+/// The file of the averaged weights, under the names of the weights.
 const AVERAGES: &str = "averaged.safetensors";
 /// Bytes copied at once between device and file.
 const STAGING: usize = 1 << 20;
 
-/// What a checkpoint has of these roles: of weights beside which adapters learn nothing.
+/// The entries of these roles that a checkpoint stores: with adapters, no weights except the adapters.
 pub(super) fn saved(entries: &[Entry], roles: &[Role]) -> Vec<Entry> {
     let adapted = entries.iter().any(|e| is_adapter(e.slot.name));
     let left = |e: &Entry| adapted && e.slot.role == Role::Weight && !is_adapter(e.slot.name);
     entries.iter().filter(|e| roles.contains(&e.slot.role) && !left(e)).copied().collect()
 }
 
-/// Bytes of the tensors of a checkpoint of what lasts.
+/// Bytes of the tensors of a checkpoint of the persistent tensors.
 pub fn bytes(lasting: &[Entry]) -> u64 {
     let entries = saved(lasting, &[Role::Weight, Role::Master, Role::Moment, Role::State, Role::Average]);
     let elements = |entry: &Entry| entry.slot.elements() * u64::from(entry.slot.layers);
@@ -220,10 +221,10 @@ pub(super) fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
     disk::sync_dir(dir).map_err(io_at(dir))
 }
 
-/// Reads where a run stood.
+/// Reads the state of the run.
 ///
 /// # Errors
-/// A file that is missing, does not parse or is of another step than its directory's name.
+/// A file that is missing, cannot be parsed or belongs to another step than its directory's name.
 pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
     let path = checkpoint.join(STATE);
     let text = regular::read_at_most(&path, regular::STATE).map_err(io_at(&path))?;
@@ -241,7 +242,8 @@ pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
     }
 }
 
-/// Reads what the files of the data and of the validation were when the run began, where the checkpoint says so.
+/// Reads the snapshots of the data's and the validation source's files when the run began, where the checkpoint has
+/// them.
 ///
 /// # Errors
 /// As [`read_state`].

@@ -1,4 +1,4 @@
-//! The numbers of a checkpoint, read into a device's memory.
+//! Reads the tensors of a checkpoint into a device's memory.
 
 use std::panic::resume_unwind;
 use std::path::Path;
@@ -12,14 +12,14 @@ use crate::device::Storage;
 use crate::format::safetensors::{TensorFile, VisitRow};
 use crate::format::{quantise, states};
 
-/// What is read of a checkpoint.
+/// Which tensors of a checkpoint are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// Weights alone.
     Weights(Weights),
-    /// What a run goes on from.
+    /// Everything that a run needs to continue.
     Run {
-        /// With the averages of its weights.
+        /// Whether the averages of its weights are read too.
         averages: bool,
     },
 }
@@ -36,11 +36,11 @@ impl Wanted {
     }
 }
 
-/// Reads what is wanted. Meanwhile the files' digests are compared.
+/// Reads the wanted tensors. At the same time the files are compared with their digests.
 ///
 /// # Errors
-/// A file that is missing, damaged or of another model, which then changed nothing; weights that are not finite; numbers
-/// that are not those that were written, which is known once they are read.
+/// A file that is missing, damaged or of another model, which is detected before anything is changed; weights that are
+/// not finite; a file that differs from its digest, which is known only after the tensors are read.
 pub fn restore(
     checkpoint: &Path,
     lasting: &[Entry],
@@ -57,7 +57,7 @@ pub fn restore(
         };
         let checks: Vec<_> = wanted.files().iter().map(of).collect();
         let read = read_tensors(checkpoint, lasting, wanted, device);
-        // Of a file that was changed that is said, whatever else is wrong with it.
+        // A changed file is reported as such, whatever other errors it causes.
         let checked = checks.into_iter().try_for_each(|check| match check.join() {
             Ok(checked) => checked,
             Err(panic) => resume_unwind(panic),
@@ -66,8 +66,9 @@ pub fn restore(
     })
 }
 
-/// The type of the optimizer's states in `checkpoint`, as `--states` calls it, where a run of what lasts keeps them in another
-/// and reads them so. Nothing of a file that cannot be read: that is said when it is read.
+/// The type of the optimizer's states in `checkpoint`, in the notation of `--states`, where a run with the entries
+/// `lasting` stores them in another type and therefore converts them when it reads them. `None` for a file that cannot
+/// be read: that error is reported when the file is read.
 pub fn other_states(checkpoint: &Path, lasting: &[Entry]) -> Option<&'static str> {
     let file = TensorFile::open(&checkpoint.join(OPTIMIZER)).ok()?;
     states::other_type(&file, &saved(lasting, &[Role::Moment]))
@@ -90,7 +91,7 @@ fn read_tensors(
         return Ok(quantise::read_into(&mut rows, &integers, &scales, device)?);
     }
     let (mut model, mut rest) = (open(MODEL)?, open(OPTIMIZER)?);
-    // The f32 parameters: masters where the run that saved them kept the weights in fewer bits, else the weights.
+    // The f32 parameters: the masters where the saved run stored the weights in fewer bits, else the weights.
     let called = |entries: &[Entry], prefix| -> Vec<Entry> { entries.iter().map(|e| with_prefix(e, prefix)).collect() };
     let (reduced, precise): (Vec<Entry>, Vec<Entry>) =
         saved(lasting, &[Role::Weight, Role::Master]).into_iter().partition(|e| e.slot.dtype == Dtype::Bf16);
@@ -100,7 +101,7 @@ fn read_tensors(
     } else {
         model.read_into(&called(&precise, ""), device, &mut staging)?;
     }
-    // A run that goes on in another precision has another state, which it begins anew.
+    // A run that continues in another precision has other state, which starts anew.
     let there = |e: &Entry| e.slot.role == Role::State && rest.has(e.slot.prefix);
     let state: Vec<Entry> = lasting.iter().filter(|e| there(e)).copied().collect();
     rest.read_into(&state, device, &mut staging)?;

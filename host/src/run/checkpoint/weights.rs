@@ -1,4 +1,4 @@
-//! Which weights of a checkpoint are used, and what the file of averages has.
+//! Which weights of a checkpoint are used, and the content of the file of averages.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use capful_core::memory::{Entry, Role, Slot};
 
 use super::{AVERAGES, CheckpointError, MODEL, saved};
 
-/// What the file of averages has: each under the name of its weight, and the weights that have none.
+/// The entries of the file of averages: each average under the name of its weight, and the weights without an average.
 pub(super) fn averages(lasting: &[Entry]) -> Vec<Entry> {
     let (weights, averages) = (saved(lasting, &[Role::Weight]), saved(lasting, &[Role::Average]));
     if averages.is_empty() {
@@ -17,7 +17,7 @@ pub(super) fn averages(lasting: &[Entry]) -> Vec<Entry> {
     weights.iter().map(named).collect()
 }
 
-/// `entry`, whose name begins with `prefix`.
+/// `entry` with a name that begins with `prefix`.
 pub(super) fn with_prefix(entry: &Entry, prefix: &'static str) -> Entry {
     Entry { slot: Slot { prefix, ..entry.slot }, ..*entry }
 }
@@ -25,7 +25,7 @@ pub(super) fn with_prefix(entry: &Entry, prefix: &'static str) -> Entry {
 /// Which weights of a checkpoint are used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Weights {
-    /// Those after the last step.
+    /// The weights after the last step.
     #[default]
     Last,
     /// Their averages over steps.
@@ -33,12 +33,12 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// The averages where that is so.
+    /// The averages, if `averaged`.
     pub fn averaged(averaged: bool) -> Weights {
         if averaged { Weights::Averaged } else { Weights::Last }
     }
 
-    /// The file that they are in.
+    /// The file that contains them.
     pub const fn file(self) -> &'static str {
         match self {
             Weights::Last => MODEL,
@@ -46,7 +46,7 @@ impl Weights {
         }
     }
 
-    /// Refuses a checkpoint without them, where they are averages.
+    /// Refuses a checkpoint without averages, if averages are to be used.
     ///
     /// # Errors
     /// [`CheckpointError::NotAveraged`].

@@ -21,38 +21,39 @@ use crate::format::safetensors;
 use crate::ranks::{SharedPeers, together};
 use crate::run::evaluations::Evaluations;
 
-/// Writes checkpoints of one run, with storage made beforehand.
+/// Writes checkpoints of one run, with storage allocated beforehand.
 pub struct Writer {
     dir: PathBuf,
     keep: usize,
-    /// Whether the checkpoint of the lowest validation loss is kept besides.
+    /// Whether the checkpoint of the lowest validation loss is preserved in addition.
     keep_best: bool,
     weights: Vec<Entry>,
     optimizer: Vec<Entry>,
-    /// The averages by the names of their weights, and the weights that have none; nothing where there are no averages.
+    /// The averages under the names of their weights, and the weights without an average; empty if there are no
+    /// averages.
     averages: Vec<Entry>,
     config: Vec<u8>,
     tokenizer: Arc<dyn Tokenizer>,
     staging: Vec<u8>,
     /// Complete checkpoints, oldest first.
     there: Vec<PathBuf>,
-    /// The last one, where it is not known to be sound.
+    /// The last checkpoint, if it is not yet known to be sound.
     unsure: Option<PathBuf>,
-    /// What the last one says of evaluations.
+    /// The state of the evaluations in the last checkpoint.
     said: Option<Evaluations>,
-    /// The ranks that write it together, where there are several.
+    /// The ranks that write checkpoints together, if there are several.
     peers: Option<SharedPeers>,
     rank: u32,
 }
 
-/// Whether a part of the work went well on all ranks.
+/// Whether a part of the work succeeded on all ranks.
 fn together(peers: Option<&SharedPeers>, done: Result<(), CheckpointError>) -> Result<(), CheckpointError> {
     together::together(peers, done, ToString::to_string, |elsewhere| CheckpointError::Elsewhere(elsewhere.what))
 }
 
 impl Writer {
-    /// A writer into the run's directory `dir` that keeps so many checkpoints, and beside them that of the lowest validation
-    /// loss where that is wanted; `config` is the model's config.json. Ranks that reach each other through `peers` write
+    /// A writer into the run's directory `dir` that preserves the last `keep` checkpoints, and in addition the one of
+    /// the lowest validation loss if requested; `config` is the model's config.json. The ranks of `peers` write
     /// together.
     ///
     /// # Errors
@@ -66,7 +67,8 @@ impl Writer {
         peers: Option<SharedPeers>,
     ) -> Result<Writer, CheckpointError> {
         let rank = peers.as_ref().map_or(0, |peers| peers.borrow().rank());
-        // What its file always has is made now, and not in a save. One that cannot be saved says so there.
+        // The constant parts of the tokenizer's file are built now, and not during a save. A tokenizer that cannot be
+        // saved reports that error there.
         let _ = tokenizer.write(&mut io::sink());
         Ok(Writer {
             dir: dir.to_owned(),
@@ -96,21 +98,22 @@ impl Writer {
         self.there.last().map(PathBuf::as_path)
     }
 
-    /// Goes on from the last checkpoint, which says this of evaluations.
+    /// Continues after the last checkpoint, which has this state of the evaluations.
     pub fn go_on(&mut self, said: Option<Evaluations>) {
         self.said = said;
     }
 
-    /// Whether the checkpoint of a step is there.
+    /// Whether the checkpoint of a step exists.
     pub fn has(&self, step: u64) -> bool {
         self.there.contains(&self.dir.join(name_of(step)))
     }
 
-    /// Writes the checkpoint of `state`, unless it is there: then what an evaluation after it has shown. Where it is `sound`, the oldest beyond those to keep are removed
-    /// then; else it can be withdrawn.
+    /// Writes the checkpoint of `state`; if it exists already, only a later state of the evaluations is written. If it
+    /// is `sound`, the oldest checkpoints beyond the preserved ones are then removed; else this checkpoint can be
+    /// withdrawn.
     ///
     /// # Errors
-    /// The file system or the device; what was begun is removed, what was there stays.
+    /// The file system or the device; a partial checkpoint is removed, existing checkpoints stay.
     pub fn save(&mut self, device: &mut dyn Storage, state: &TrainerState, sound: bool) -> Result<(), CheckpointError> {
         allocations::during(Activity::Save, || {
             let name = name_of(state.step);
@@ -122,7 +125,8 @@ impl Writer {
                     self.said = state.evaluations;
                 }
                 if sound {
-                    // It may be known to be sound only now, and a run that was killed may have left more than it keeps.
+                    // The checkpoint may have become sound only now, and a run that was killed may have left too many
+                    // checkpoints.
                     self.unsure = None;
                     self.remove_oldest(state);
                 }
@@ -146,7 +150,7 @@ impl Writer {
         })
     }
 
-    /// Removes the last checkpoint, where it was not known to be sound.
+    /// Removes the last checkpoint, if it is not known to be sound.
     pub fn withdraw(&mut self) {
         if let Some(last) = self.unsure.take() {
             self.there.retain(|path| *path != last);
@@ -156,8 +160,8 @@ impl Writer {
         }
     }
 
-    /// Writes it under a temporary name and gives it its own. Each rank writes its part of the tensors, between what rank 0
-    /// does before and after.
+    /// Writes the checkpoint under a temporary name and renames it. Each rank writes its part of the tensors, between
+    /// the first and the last part of rank 0's work.
     fn write(
         &mut self,
         temporary: &Path,
@@ -185,8 +189,8 @@ impl Writer {
         together(if self.rank == 0 { self.finish(temporary, last, &digests) } else { Ok(()) })
     }
 
-    /// Marks a checkpoint that is written as complete and gives it its name. `digests` are those of the files of
-    /// tensors, where they are known.
+    /// Marks a written checkpoint as complete and gives it its final name. `digests` are those of the tensor files,
+    /// where they are known.
     fn finish(
         &mut self,
         temporary: &Path,
@@ -201,13 +205,13 @@ impl Writer {
         sync_dir(&self.dir)
     }
 
-    /// Removes the oldest checkpoints beyond those to keep, of a run that stands at `state`. One that cannot be removed is no reason to stop: the next save
-    /// tries it again.
+    /// Removes the oldest checkpoints beyond the preserved ones, of a run in `state`. A checkpoint that cannot be
+    /// removed does not stop the run: the next save tries again.
     fn remove_oldest(&mut self, state: &TrainerState) {
         let best = state.best_step().filter(|_| self.keep_best);
         let stable = state.timed.and_then(|timed| Some(timed.fall?.begun));
         let kept = [best, stable].map(|step| step.map(|step| self.dir.join(name_of(step))));
-        // A run that went on from before its last checkpoint left others behind it.
+        // A run that resumed from before its last checkpoint has left later checkpoints.
         let is_left = |path: &Path| step_of_path(path).is_some_and(|step| step > state.step);
         let left = self.there.iter().filter(|path| is_left(path)).count();
         let mut beyond = self.there.len().saturating_sub(self.keep + left);
@@ -218,13 +222,13 @@ impl Writer {
         });
     }
 
-    /// The files of tensors of a checkpoint of `state`, and what is in them.
+    /// The tensor files of a checkpoint of `state`, and their entries.
     fn files(&self, state: &TrainerState) -> [Option<(&'static str, &[Entry])>; 3] {
         let averages = state.averaged.filter(|_| !self.averages.is_empty()).map(|_| (AVERAGES, &self.averages[..]));
         [Some((MODEL, &self.weights)), Some((OPTIMIZER, &self.optimizer)), averages]
     }
 
-    /// Makes everything but the tensors' numbers.
+    /// Writes everything except the tensors' data.
     fn begin(&self, dir: &Path, state: &TrainerState) -> Result<(), CheckpointError> {
         let _ = fs::remove_dir_all(dir);
         fs::create_dir(dir).map_err(io_at(dir))?;
@@ -232,7 +236,7 @@ impl Writer {
         files.try_for_each(|(name, entries)| safetensors::begin(&dir.join(name), entries))?;
         write_file(&dir.join("config.json"), &self.config)?;
         write_state(&dir.join(STATE), state)?;
-        // From memory: the run's own file may have been damaged since it was read.
+        // Written from memory: the run's own file may have been damaged since it was read.
         Ok(self.tokenizer.save(dir)?)
     }
 }
@@ -260,7 +264,7 @@ mod tests {
     use crate::data::tokenizer;
     use crate::device::Allocation;
 
-    /// A device that nothing is read from: the checkpoints have no tensors.
+    /// A device that is never read: the checkpoints have no tensors.
     struct Nothing;
 
     impl Storage for Nothing {
@@ -316,7 +320,7 @@ mod tests {
         assert_eq!(names(dir.path()), [name_of(2)]);
         assert_eq!(writer.there, [dir.path().join(name_of(2))]);
 
-        // A file in its place cannot be removed as a directory.
+        // A file in a checkpoint's place cannot be removed as a directory.
         fs::remove_dir_all(dir.path().join(name_of(2))).unwrap();
         fs::write(dir.path().join(name_of(2)), "").unwrap();
         writer.save(&mut Nothing, &state(3), true).unwrap();
@@ -351,7 +355,7 @@ mod tests {
             assert!(there.iter().all(|step| writer.has(*step)) && !writer.has(99));
         }
         assert_eq!(best(dir.path()).unwrap(), dir.path().join(name_of(6)));
-        // An evaluation after its checkpoint is written beside it, once.
+        // An evaluation after its checkpoint is written into that checkpoint, once.
         writer.save(&mut Nothing, &at(9, None), false).unwrap();
         assert_eq!(names(dir.path()), [6, 7, 8, 9].map(name_of));
         let after = at(9, Some(1.0));
@@ -363,7 +367,7 @@ mod tests {
         assert_eq!(best(dir.path()).unwrap(), last);
         let refused = best(&last).unwrap_err().to_string();
         assert!(refused.contains("is one checkpoint"), "{refused}");
-        // One that was taken away is named.
+        // A missing checkpoint is named in the error.
         writer.save(&mut Nothing, &at(10, Some(2.0)), true).unwrap();
         fs::remove_dir_all(&last).unwrap();
         let refused = best(dir.path()).unwrap_err().to_string();
@@ -372,8 +376,8 @@ mod tests {
         assert!(best(dir.path()).unwrap_err().to_string().contains("--eval-every"));
     }
 
-    /// A weight of bf16 and what it lacks of its master, each of two layers of two tensors: longer than a piece of the
-    /// staging. And all bytes that they lie in.
+    /// A weight in bf16 and its remainders, each with two layers of two tensors: longer than a piece of the staging
+    /// buffer. And the number of bytes that contain them all.
     fn split_parameter() -> (Vec<Entry>, u64) {
         let mut entries = Vec::new();
         let mut visit = |entry: &Entry| entries.push(*entry);
@@ -416,7 +420,8 @@ mod tests {
         let (entries, bytes) = split_parameter();
         let random = Random::new(3, 0);
         let count = entries[0].tensors().map(|(_, region)| region.elements()).sum::<u64>();
-        // Two lie halfway between two bf16: one rises, one falls and is moved.
+        // Two masters are halfway between two bf16: one is rounded up and restored exactly, one is rounded down and
+        // changes by one unit.
         let mut masters: Vec<f32> = (0..count).map(|i| random.normal(i) * 1e3f32.powi(i as i32 % 13 - 6)).collect();
         (masters[1], masters[200_000]) = (f32::from_bits(0x3f81_8000), f32::from_bits(0x3f80_8000));
         let kept = masters.iter().map(|x| remainder::split(*x)).map(|(w, r)| remainder::join(w, r));
@@ -449,7 +454,7 @@ mod tests {
         };
         let before = bytes_of(&mut memory, bytes);
         assert!(restored() == before);
-        // An f32 master that lies halfway, of a file that others wrote.
+        // An f32 master halfway between two bf16, in a file of another program.
         let place = file.len() - 4 * (count as usize - 200_000);
         assert_eq!(file[place..place + 4], 0x3f80_7fff_u32.to_le_bytes());
         file[place..place + 4].copy_from_slice(&0x3f80_8000_u32.to_le_bytes());

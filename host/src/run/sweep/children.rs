@@ -1,4 +1,4 @@
-//! The processes of a sweep: `train` as anyone would start it, so that none harms another.
+//! The processes of a sweep: the `train` command as a user would start it, so that no run can harm another.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -11,46 +11,45 @@ use serde_json::Value;
 use crate::config::RawConfig;
 use crate::{disk, regular};
 
-/// A run under way.
+/// A running child process.
 #[derive(Debug)]
 pub struct Child {
     process: std::process::Child,
     begun: Instant,
     log: PathBuf,
-    /// Bytes of the log before it began.
+    /// Bytes of the log before the process began.
     before: u64,
 }
 
-/// How it ended.
+/// How a process ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// The exit status; none after a signal.
+    /// The exit status; `None` after a signal.
     pub status: Option<i32>,
     /// Seconds from its start.
     pub seconds: f64,
-    /// Tokens a second, where all went well.
+    /// Tokens a second, if the run succeeded.
     pub tokens_per_s: Option<f64>,
-    /// What it said last for people, or which signal ended it.
+    /// The last line of its output for people, or the signal that ended it.
     pub line: String,
 }
 
-/// `dir` with this ending: the name of a file beside it.
+/// `dir` with this suffix: the name of a file next to it.
 fn beside(dir: &Path, ending: &str) -> PathBuf {
     let mut name = dir.as_os_str().to_owned();
     name.push(ending);
     name.into()
 }
 
-/// `raw` as a file, but for what only flags say.
+/// `raw` as the text of a configuration file, without the keys that only flags can express.
 fn told(raw: &RawConfig) -> Result<String, toml::ser::Error> {
-    // Both are in the configuration of another run: its passes were counted.
+    // The configuration of a started run has both keys: its epochs were converted to steps.
     let steps = raw.steps.filter(|_| raw.epochs.is_none());
     toml::to_string(&RawConfig { steps, ..raw.clone() })
 }
 
 impl Child {
-    /// Starts or goes on with the run in `dir` that `raw` describes. What it is told is in `dir`.toml, what it says in
-    /// `dir`.log.
+    /// Starts or continues the run in `dir` that `raw` describes. Its input is in `dir`.toml, its output in `dir`.log.
     ///
     /// # Errors
     /// Files that cannot be written, a process that cannot be started.
@@ -62,12 +61,13 @@ impl Child {
         let before = says.metadata()?.len();
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("train").arg("--config").arg(told);
-        // A file has them as tables, which say the same later than they do.
+        // A configuration file has these as tables, which would apply at a later point.
         command.args(raw.set.iter().map(|pair| format!("--set={pair}")));
         command.args(raw.groups.iter().map(|pair| format!("--group={pair}")));
         command.arg("--out").arg(dir).args(["--resume", "--json"]);
         command.stdin(Stdio::null()).stdout(says.try_clone()?).stderr(says);
-        // A terminal's interrupt reaches the sweep alone, which passes it on once: a second one would end a run unsaved.
+        // A terminal's interrupt reaches only the sweep, which passes it on once: a second interrupt would end a run
+        // without saving.
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt as _;
@@ -76,9 +76,9 @@ impl Child {
         Ok(Child { process: command.spawn()?, begun: Instant::now(), log, before })
     }
 
-    /// Asks it to save and to end.
+    /// Requests that the process saves and ends.
     pub fn interrupt(&mut self) {
-        // Where it has ended already, nothing is left to ask.
+        // An error means that the process has already ended.
         #[cfg(unix)]
         let _ = rustix::process::kill_process(
             rustix::process::Pid::from_child(&self.process),
@@ -88,7 +88,7 @@ impl Child {
         let _ = self.process.kill();
     }
 
-    /// How it ended, if it has.
+    /// How the process ended, if it has ended.
     ///
     /// # Errors
     /// The system.
@@ -111,7 +111,7 @@ impl Child {
         }
     }
 
-    /// What it has said, of what was said lately.
+    /// The last part of the output of this process.
     fn said(&self) -> io::Result<String> {
         let mut file = File::open(&self.log)?;
         let end = file.seek(SeekFrom::End(0))?;
@@ -122,7 +122,7 @@ impl Child {
     }
 }
 
-/// Takes one of `children` that has ended out of them, with its job and how it ended; nothing while all go on.
+/// Takes one of `children` that has ended out of the list, with its job and how it ended; `None` while all are running.
 ///
 /// # Errors
 /// The system.
@@ -135,7 +135,7 @@ pub fn take_ended(children: &mut Vec<(usize, Child)>) -> io::Result<Option<(usiz
     Ok(None)
 }
 
-/// What is not waited for saves and ends.
+/// A process that is no longer waited for saves and ends.
 impl Drop for Child {
     fn drop(&mut self) {
         if matches!(self.process.try_wait(), Ok(None)) {
@@ -166,7 +166,7 @@ mod tests {
             let raw = read(text);
             assert_eq!(read(&told(&raw).unwrap()), raw, "{text}");
         }
-        // The file of another run, of its passes too.
+        // The file of another run, including its epochs.
         for preset in presets() {
             let config = toml::from_str(&format!("preset = '{}'\nepochs = 2", preset.name)).unwrap();
             let run = Config { steps: 7, ..Config::resolve(config).unwrap() };

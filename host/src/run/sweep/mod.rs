@@ -1,7 +1,7 @@
-//! Many runs on one device, each in a process of its own: as many at once as their plans say fit.
+//! Many runs on one device, each in a separate process: as many at a time as fit according to their plans.
 //!
-//! - here: what each run is, settled and planned before any begins;
-//! - `schedule`: which one starts next; `children`: the processes; `results`: what came of them.
+//! - this file: the configurations of the runs, all resolved and planned before the first one starts;
+//! - `schedule`: the run that starts next; `children`: the processes; `results`: the results of the runs.
 
 mod children;
 mod results;
@@ -24,25 +24,25 @@ use crate::plan::{Machine, Plan};
 /// A run of a sweep, before it starts.
 #[derive(Debug)]
 pub struct Planned {
-    /// What `train` is told of it.
+    /// The input of `train` for it.
     pub raw: RawConfig,
-    /// The run.
+    /// The configuration of the run.
     pub config: Config,
     /// Its plan.
     pub plan: Plan,
-    /// The machine that it was planned for.
+    /// The machine of the plan.
     pub machine: Machine,
-    /// Whether its directory holds it already.
+    /// Whether its directory contains the run already.
     pub begun: bool,
     /// Whether it has nothing left to do.
     pub done: bool,
 }
 
 impl Planned {
-    /// Settles and plans the run that `raw` describes and that has the directory `dir` in that of the sweep, `sweep`.
+    /// Resolves and plans the run that `raw` describes, with the directory `dir` inside the sweep's directory `sweep`.
     ///
     /// # Errors
-    /// What is wrong with it, as `train` says it; that it does not fit.
+    /// The error that `train` would report; or the run does not fit in memory.
     pub fn of(mut raw: RawConfig, dir: &Path, sweep: &Path) -> Result<Planned, ConfigError> {
         let begun = directory::holds_run(dir);
         let (config, machine, done) = match begun {
@@ -61,7 +61,7 @@ impl Planned {
         Ok(Planned { raw, config, plan, machine, begun, done })
     }
 
-    /// Whether it runs on a GPU, whose memory its plan is of.
+    /// Whether it runs on a GPU: then its plan concerns the GPU's memory.
     pub fn on_gpu(&self) -> bool {
         self.config.device.starts_with("cuda")
     }
@@ -81,18 +81,18 @@ fn begin(raw: &mut RawConfig, dir: &Path, sweep: &Path) -> Result<(Config, Machi
     }
     Corpus::text_bytes(&config).map_err(said)?;
     if raw.batch_size == Some(BatchSize::Auto) {
-        // What is free when it starts is another amount.
+        // The free memory will be different when it starts.
         raw.batch_size = Some(BatchSize::Sequences(config.batch_size));
         (raw.accumulate, raw.tokens_per_step) = (Some(config.accumulate), None);
     }
     if raw.cache.is_none() && config.order == Order::Random && is_path(config.data.first()) {
-        // One set of tokens for all.
+        // One set of tokens for all runs.
         raw.cache = Some(sweep.join(OWN).to_string_lossy().into_owned());
     }
     Ok((config, settled.machine))
 }
 
-/// The run in `dir` as it goes on with `raw`, and whether it has nothing left to do.
+/// The run in `dir` as it continues with `raw`, and whether it has nothing left to do.
 fn gone_on(raw: &RawConfig, dir: &Path) -> Result<(Config, Machine, bool), ConfigError> {
     if claim::is_claimed(dir) {
         return Err(ConfigError("another process trains it; wait for it or stop it".to_owned()));
@@ -110,7 +110,7 @@ fn gone_on(raw: &RawConfig, dir: &Path) -> Result<(Config, Machine, bool), Confi
             "it is at step {step} already, past step {steps}; give more than {step} steps"
         )));
     }
-    // The run has what it was given of the whole sweep's.
+    // The run has its part of the whole sweep's budget.
     let config = Config { budget: raw.budget.map(|ByteSize(bytes)| bytes), ..config };
     let machine = Machine::with(&config, found)?;
     let evaluated = metrics::last_evaluation(dir, u64::MAX).map_err(said)?.map(|evaluation| evaluation.step);

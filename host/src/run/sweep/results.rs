@@ -1,4 +1,4 @@
-//! What came of the runs of a sweep, as its file has it.
+//! The results of a sweep's runs, as its file stores them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,55 +14,55 @@ use crate::{disk, regular};
 /// The file in a sweep's directory.
 pub const FILE_NAME: &str = "sweep.json";
 
-/// How a run stands.
+/// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// All of its steps are done.
     Done,
-    /// It was not started, or not again.
+    /// Not started, or not continued.
     Waiting,
-    /// It was interrupted and saved.
+    /// Interrupted and saved.
     Interrupted,
-    /// It ended with an error.
+    /// Ended with an error.
     Failed,
 }
 
 /// A run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Its name, that of its directory in the sweep's.
+    /// Its name: the name of its directory inside the sweep's.
     pub name: String,
-    /// What it has of its own.
+    /// The settings in which it differs from other runs.
     pub varied: BTreeMap<String, String>,
-    /// How it stands.
+    /// The state of the run.
     pub state: State,
     /// Parameters of the model.
     pub params: u64,
-    /// What its plan says it needs of the device's memory.
+    /// Bytes of the device's memory that its plan needs.
     pub bytes: u64,
-    /// Steps done, of its last checkpoint.
+    /// Steps done, according to its last checkpoint.
     pub steps: u64,
     /// Tokens trained on, by then.
     pub tokens: u64,
     /// Seconds of its processes, from start to end.
     pub seconds: f64,
-    /// In training, as its last session measured it.
+    /// Training speed, as measured by its last session.
     pub tokens_per_s: Option<f64>,
     /// The last evaluation in its metrics, nats a token.
     pub val_loss: Option<f64>,
     /// Its standard error.
     pub val_loss_se: Option<f64>,
-    /// The same of the averages of the weights, where there are any.
+    /// The loss of the averages of the weights, if there are any.
     pub val_loss_averaged: Option<f64>,
-    /// Bits a byte of text, where tokens restore it.
+    /// Bits a byte of text, if tokens restore it.
     pub bits_per_byte: Option<f64>,
-    /// What it said when it failed.
+    /// Its error message, if it failed.
     pub error: Option<String>,
 }
 
 impl Row {
-    /// That of a run that was planned and is in `dir`; `before` is what was known of it when it was last looked at.
+    /// The row of a planned run in `dir`; `before` is its row from the last time.
     pub fn of(name: &str, varied: BTreeMap<String, String>, run: &Planned, dir: &Path, before: Option<&Row>) -> Row {
         let mut row = Row {
             name: name.to_owned(),
@@ -84,7 +84,7 @@ impl Row {
         row
     }
 
-    /// Looks at what the run in `dir` has written. What cannot be read stays as it was.
+    /// Reads the files that the run in `dir` has written. Values that cannot be read stay unchanged.
     pub fn look(&mut self, dir: &Path) {
         if let Ok(Some(evaluation)) = metrics::last_evaluation(dir, u64::MAX) {
             self.val_loss = Some(evaluation.val_loss);
@@ -97,7 +97,7 @@ impl Row {
         {
             (self.steps, self.tokens) = (state.step, state.tokens);
         }
-        // The data may have made the vocabulary smaller than was planned.
+        // The data may have made the vocabulary smaller than planned.
         let plan = regular::text_at_most(&dir.join(directory::PLAN), regular::STATE);
         let plan: Value = plan.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         self.params = plan["params"].as_u64().unwrap_or(self.params);
@@ -105,21 +105,21 @@ impl Row {
     }
 }
 
-/// Whether `dir` holds a sweep.
+/// Whether `dir` contains a sweep.
 pub fn holds_sweep(dir: &Path) -> bool {
     dir.join(FILE_NAME).exists()
 }
 
-/// The rows as they are kept and shown: those that are done by their loss, the others behind them.
+/// The rows as they are stored and shown: finished runs in the order of their losses, the others after them.
 #[derive(Serialize, Deserialize)]
 struct Sweep {
     runs: Vec<Row>,
 }
 
-/// Writes `rows` into `dir`, sorted. Gives them so, and the text.
+/// Writes `rows` into `dir`, sorted. Returns the sorted rows, and the text.
 ///
 /// # Errors
-/// The file system; what was there before stays.
+/// The file system; the old file stays.
 pub fn keep(dir: &Path, rows: &[Row]) -> io::Result<(Vec<Row>, String)> {
     let mut runs = rows.to_vec();
     let loss = |row: &Row| row.val_loss.unwrap_or(f64::INFINITY);
@@ -131,7 +131,7 @@ pub fn keep(dir: &Path, rows: &[Row]) -> io::Result<(Vec<Row>, String)> {
     Ok((sweep.runs, text))
 }
 
-/// The rows that a sweep in `dir` kept; none where it kept none.
+/// The rows that a sweep has stored in `dir`; empty if there are none.
 ///
 /// # Errors
 /// A file that cannot be read.

@@ -1,19 +1,20 @@
-//! Which of several jobs starts next on what they share: memory, threads, places. Nothing here knows a clock or a process.
+//! Decides which of several jobs starts next on shared resources: memory, threads, slots. This module knows no clock
+//! and no process.
 
-/// As many jobs start before the largest that waits as this, then none until it does.
+/// At most this many jobs start before the largest waiting job; then none starts until that job does.
 const PASSES: u32 = 8;
 
-/// A job that waits.
+/// A waiting job.
 #[derive(Debug, Clone)]
 struct Waiting<const R: usize> {
     job: usize,
     takes: [u64; R],
-    /// Jobs behind it that started before it.
+    /// Number of later jobs that started before it.
     passed: u32,
 }
 
-/// Jobs that share `R` resources, each of which takes a fixed amount of each from its start to its end. The largest starts
-/// first; what does not fit lets smaller ones go ahead, but not for ever.
+/// Jobs that share `R` resources; each takes a fixed amount of each resource from its start to its end. The largest
+/// starts first; while it does not fit, smaller ones may start before it, but only a limited number.
 #[derive(Debug, Clone)]
 pub struct Schedule<const R: usize> {
     capacity: [u64; R],
@@ -22,15 +23,15 @@ pub struct Schedule<const R: usize> {
 }
 
 impl<const R: usize> Schedule<R> {
-    /// Without jobs, on so much of each resource.
+    /// A schedule without jobs, with these amounts of the resources.
     pub fn new(capacity: [u64; R]) -> Self {
         Schedule { capacity, waiting: Vec::new(), running: Vec::new() }
     }
 
-    /// Lets `job` wait behind those that take as much of the first resource, or more.
+    /// Adds `job` after the waiting jobs that take at least as much of the first resource.
     ///
     /// # Errors
-    /// It takes more of a resource, whose index is given, than there is: it could never run.
+    /// A job that takes more of a resource than exists, so it could never run; the error is the resource's index.
     pub fn add(&mut self, job: usize, takes: [u64; R]) -> Result<(), usize> {
         if let Some(short) = (0..R).find(|&r| takes[r] > self.capacity[r]) {
             return Err(short);
@@ -40,7 +41,7 @@ impl<const R: usize> Schedule<R> {
         Ok(())
     }
 
-    /// The job that starts now, if one does; it runs until [`end`](Schedule::end).
+    /// The job that starts now, if there is one; it runs until [`end`](Schedule::end).
     pub fn start(&mut self) -> Option<usize> {
         let free = self.free();
         let fits = |waiting: &Waiting<R>| waiting.takes.iter().zip(&free).all(|(takes, free)| takes <= free);
@@ -52,24 +53,24 @@ impl<const R: usize> Schedule<R> {
         Some(job)
     }
 
-    /// Gives back what `job` took.
+    /// Releases the resources of `job`.
     pub fn end(&mut self, job: usize) {
         self.running.retain(|(running, _)| *running != job);
     }
 
-    /// How much of each resource the running jobs take.
+    /// The amount of each resource that the running jobs take.
     pub fn taken(&self) -> [u64; R] {
         std::array::from_fn(|r| self.running.iter().map(|(_, takes)| takes[r]).sum())
     }
 
-    /// How many jobs run.
+    /// Number of running jobs.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
     fn free(&self) -> [u64; R] {
         let taken = self.taken();
-        // Together they fitted as they started.
+        // They fitted together when they started.
         std::array::from_fn(|r| self.capacity[r] - taken[r])
     }
 }
@@ -79,7 +80,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Runs all jobs, `(takes, time)` each, and gives the order in which they started. Nothing is ever over the capacity.
+    /// Runs all jobs, `(takes, time)` each, and returns the order in which they started. The capacity is never
+    /// exceeded.
     fn order<const R: usize>(capacity: [u64; R], jobs: &[([u64; R], u64)]) -> Vec<usize> {
         let mut schedule = Schedule::new(capacity);
         jobs.iter().enumerate().for_each(|(job, (takes, _))| schedule.add(job, *takes).unwrap());
@@ -102,9 +104,9 @@ mod tests {
     #[test]
     fn the_largest_is_first_and_small_ones_fill_what_it_leaves() {
         assert_eq!(order([10], &[([3], 1), ([8], 5), ([2], 9), ([8], 1)]), [1, 2, 3, 0]);
-        // Of the same size: as they were added.
+        // Jobs of equal size start in the order of their addition.
         assert_eq!(order([1], &[([1], 1), ([1], 1), ([1], 1)]), [0, 1, 2]);
-        // Another resource is the short one.
+        // The second resource is the scarce one.
         assert_eq!(order([10, 2], &[([1, 1], 1), ([3, 1], 3), ([2, 1], 1)]), [1, 2, 0]);
     }
 
@@ -124,7 +126,7 @@ mod tests {
         schedule.add(1, [4]).unwrap();
         let mut small = 2;
         let started = loop {
-            // Another one always waits, and two are never over at once.
+            // One more always waits, and two never end at the same time.
             schedule.add(small, [1]).unwrap();
             let Some(job) = schedule.start() else { break small - 2 };
             assert_eq!(job, small);

@@ -1,4 +1,5 @@
-//! Whole steps of a small NeuroGen on this device and on the reference, and its gradients against finite differences.
+//! Compares whole steps of a small NeuroGen on this device with the reference, and its gradients with finite
+//! differences.
 
 use capful_core::device::{Rates, Single};
 use capful_core::memory::{Region, Role};
@@ -27,7 +28,7 @@ const STAGE: MicroBatch = MicroBatch {
     dropout: Chance::NONE,
     documents: false,
 };
-/// Those of a first step, of learning rate 0.01.
+/// Settings of a first step, with learning rate 0.01.
 const SETTINGS: Settings = Settings {
     learning_rate: 0.01,
     clip: 1.0,
@@ -37,7 +38,8 @@ const SETTINGS: Settings = Settings {
     decay: 1.0,
     average: 0.0,
 };
-/// An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of zeros.
+/// An eps above the gradients' size: with a small eps Adam's step is their sign, and rounding decides the sign of
+/// zeros.
 const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.99], 0.1, 0.1);
 
 /// No size divides another.
@@ -80,7 +82,7 @@ fn model() -> NeuroGen {
     }
 }
 
-/// Every rule, and every part with and without.
+/// Models with every learning rule, and with and without every part.
 fn models() -> Vec<(&'static str, NeuroGen)> {
     let base = model();
     let wired = |change: fn(&mut Connectome)| {
@@ -123,16 +125,16 @@ fn session(profile: &AnyProfile, model: NeuroGen) -> Session {
     Session::start(laid, profile, Some(3), model.vocab_size).unwrap()
 }
 
-/// A batch of every stream's tokens: ids, targets, offsets.
+/// A batch of the tokens of every stream: ids, targets, offsets.
 struct Tokens([Vec<u32>; 3]);
 
 impl Tokens {
-    /// Tokens `from` … of every stream, whose documents have 13 tokens and begin at other places in each.
+    /// Tokens `from` … of every stream; documents have 13 tokens and begin at different tokens in each stream.
     fn of_streams(from: usize) -> Tokens {
         Tokens::new(from, |stream, t| ((t + 5 * stream) % 13) as u32)
     }
 
-    /// Rows that each begin a document.
+    /// Rows that begin a document each.
     fn fresh(from: usize) -> Tokens {
         Tokens::new(from, |_, t| (t - from) as u32)
     }
@@ -161,7 +163,7 @@ fn write(session: &mut Session, region: Region, values: &[f32]) {
     session.device.write(region, bytemuck::cast_slice(values)).unwrap();
 }
 
-/// Name and place of whatever lasts.
+/// Name and region of all persistent tensors.
 fn lasting(session: &Session) -> Vec<(String, Region)> {
     let entries = session.laid.lasting.iter();
     entries.map(|e| (format!("{}{}", e.slot.prefix, e.slot.name), e.place.first)).collect()
@@ -171,14 +173,15 @@ fn place(session: &Session, name: &str) -> Region {
     lasting(session).into_iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no {name}")).1
 }
 
-/// The logits of the batch last evaluated.
+/// The logits of the last evaluated batch.
 fn logits(session: &mut Session) -> Vec<f32> {
     let mut all = Vec::new();
     session.logits((STREAMS * LENGTH) as u32, &mut |row| all.extend_from_slice(row)).unwrap();
     all
 }
 
-/// What two steps leave, region by region, then the results of each, an evaluation and a few decoded tokens.
+/// The state after two steps, region by region, then the results of each step, of an evaluation and of a few decoded
+/// tokens.
 fn outcome(profile: &AnyProfile, model: NeuroGen) -> Vec<(String, Vec<f32>)> {
     let mut session = session(profile, model);
     let mut found = Vec::new();
@@ -253,7 +256,7 @@ fn a_document_token_by_token_is_the_document_at_once() {
             let tokens = Tokens::fresh(70);
             session.evaluate(tokens.rows()).unwrap();
             let rows = logits(&mut session);
-            // One document after the other: nothing of the one before is left.
+            // One document after the other: no state of the previous document remains.
             let mut last: Option<Vec<f32>> = None;
             for (i, (&id, row)) in tokens.0[0].iter().zip(rows.chunks_exact(61)).enumerate() {
                 let position = (i % LENGTH) as u32;
@@ -279,8 +282,8 @@ fn loss(session: &mut Session, tokens: &Tokens) -> f64 {
     rows.chunks_exact(61).zip(&tokens.0[1]).map(one).sum()
 }
 
-/// The decoder's gradients out of its first update with a learning rate of 1: G = −Δw √(row moment / correction), for
-/// all columns count as equal, and for the biases the root of their moment with the step's sign.
+/// The decoder's gradients, derived from its first update with a learning rate of 1: G = −Δw √(row moment /
+/// correction), since all columns count as equal; for the biases the root of their moment with the step's sign.
 fn decoder_gradients(before: [&[f32]; 2], after: [&[f32]; 2], moments: &[f32], share: f32) -> [Vec<f64>; 2] {
     let moved = |i: usize, j: usize| f64::from(before[i][j]) - f64::from(after[i][j]);
     let root = |moment: f32| f64::from(moment / share).sqrt();
@@ -290,7 +293,7 @@ fn decoder_gradients(before: [&[f32]; 2], after: [&[f32]; 2], moments: &[f32], s
     [weights, (0..biases.len()).map(|j| moved(1, j).signum() * root(biases[j])).collect()]
 }
 
-/// Weights that spikes do not depend on: there the loss is smooth.
+/// Weights that do not influence any spike: the loss is smooth in them.
 #[test]
 fn gradients_of_what_no_spike_depends_on_are_finite_differences() {
     let cell = Cell { homeostasis: 0.0, ..model().cell };
@@ -306,7 +309,7 @@ fn gradients_of_what_no_spike_depends_on_are_finite_differences() {
                 let entries = session.laid.lasting.iter().filter(|e| e.slot.role == Role::Weight);
                 entries.map(|e| (e.slot.name.to_owned(), e.place.first)).filter(|(name, _)| named(name)).collect()
             };
-            // Gates, gains and biases off their first values, and the Thalamus inhibited, as a step leaves it.
+            // Gates, gains and biases differ from their initial values, and the Thalamus is inhibited, as after a step.
             for (name, region) in &weights {
                 let random = Random::new(4, region.offset);
                 let mut values = read(&mut session, *region);

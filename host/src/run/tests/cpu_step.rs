@@ -1,4 +1,4 @@
-//! Whole steps of a small model on this device and on the reference.
+//! Compares whole steps of a small model on this device with the reference.
 
 use capful_core::device::{Rates, Single};
 use capful_core::model::{EightBits, MicroBatch, Products, Recompute, Transformer};
@@ -30,8 +30,8 @@ fn model() -> Transformer {
     }
 }
 
-/// What two micro-batches and an update of `stage` leave, region by region, then losses of an evaluation and the logits
-/// of a few decoded tokens.
+/// The state after two micro-batches and an update of `stage`, region by region, then losses of an evaluation and the
+/// logits of a few decoded tokens.
 fn outcome(profile: &AnyProfile, stage: MicroBatch) -> Vec<(String, Vec<f32>)> {
     let model = model();
     let sections = Sections {
@@ -40,8 +40,8 @@ fn outcome(profile: &AnyProfile, stage: MicroBatch) -> Vec<(String, Vec<f32>)> {
         ranks: capful_core::train::Ranks::ALONE,
         evaluation: Some(stage),
         decoding: Some(20),
-        // An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of
-        // zeros.
+        // An eps above the gradients' size: with a small eps Adam's step is their sign, and rounding decides the sign
+        // of zeros.
         weights: None,
         constants: Constants { optimizer: Optimizer::adamw([0.9, 0.95], 0.1, 0.1), pattern: stage.pattern },
     };
@@ -55,7 +55,7 @@ fn outcome(profile: &AnyProfile, stage: MicroBatch) -> Vec<(String, Vec<f32>)> {
     let targets = |from: usize| -> Vec<u32> {
         (from..from + tokens).map(|i| if i % 11 == 3 { IGNORE } else { id(i + 1) }).collect()
     };
-    // Documents of 13 tokens, which go on from row to row.
+    // Documents of 13 tokens, which continue from row to row.
     let offsets: Vec<u32> = (0..tokens as u32).map(|i| i % 13).collect();
     let loss_scale = 0.5 / tokens as f32;
     let corrections = [[0.1, 0.05]; 5];
@@ -118,7 +118,7 @@ fn whole_steps_agree_with_the_reference_and_threads_with_each_other() {
             let found = outcome(&AnyProfile::Cpu(CpuProfile { threads: 1 }), stage);
             for ((name, expected), (_, found)) in expected.iter().zip(&found) {
                 let apart = apart(expected, found);
-                // A number that lies between two codes may have either of them.
+                // A number between two codes may round to either of them.
                 let most = if recompute == rounded { 1e-3 } else { 1e-5 };
                 assert!(apart <= most, "{name} is {apart:.1e} of its norm off, {stage:?}");
             }

@@ -1,4 +1,5 @@
-//! What a Generator says on a GPU, where tokens are chosen many at a time, against the CPU, where they are one by one.
+//! Compares the output of a Generator on a GPU, where many tokens are chosen at a time, with the CPU, where they are
+//! chosen one by one.
 
 use std::ops::ControlFlow;
 
@@ -18,7 +19,7 @@ const CONTEXT: u32 = 128;
 const IDS: usize = 260;
 const PROMPT: [u32; 3] = [3, 5, 8];
 
-/// A small NeuroGen, ready to generate. Its decoder is drawn, so that what it says follows its state.
+/// A small NeuroGen, ready to generate. Its decoder has random values, so that its output depends on its state.
 fn session(device: &str) -> Session {
     let text = format!(
         "device = '{device}'\nthreads = 1\nprecision = 'f32'\npreset = 'neurogen-tiny'\nvocab_size = {IDS}\n\
@@ -40,8 +41,8 @@ fn session(device: &str) -> Session {
     session
 }
 
-/// What it says behind the prompt until `eos`, then behind the end and another prompt, as a chat feeds it: all that was not
-/// fed yet, or all from the beginning.
+/// The generated tokens after a prompt up to `eos`, then after the end token and a second prompt, fed as in a chat:
+/// only the tokens that were not fed yet, or all tokens from the beginning.
 fn said(session: &mut Session, sampler: &Sampler, eos: Option<u32>) -> [Vec<u32>; 2] {
     let mut generator = Generator::new(CONTEXT, IDS as u32, 1);
     let mut fed = PROMPT.to_vec();
@@ -67,7 +68,7 @@ fn a_state_does_not_stay_behind_the_end_token() {
     for (temperature, top_k, top_p) in [(0.0, 0, 1.0), (0.8, 0, 0.95), (1.5, 40, 1.0)] {
         let sampler = Sampler { temperature, top_k, top_p, repetition_penalty: 1.0 };
         let [free, _] = said(&mut cpu, &sampler, None);
-        // An end token in the middle of a turn of sixteen.
+        // An end token in the middle of a launch of sixteen tokens.
         let eos =
             (3..12).find(|at| !free[..*at].contains(&free[*at])).map(|at| free[at]).expect("one that comes early");
         let [expected, found] = [&mut cpu, &mut gpu].map(|session| said(session, &sampler, Some(eos)));

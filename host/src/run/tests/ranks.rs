@@ -1,4 +1,4 @@
-//! Whole steps of several ranks beside one.
+//! Compares whole steps of several ranks with steps of a single one.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use crate::plan::{Machine, Plan};
 use crate::ranks::threads;
 use crate::run::{Rows, Session};
 
-/// Steps of a run.
+/// Number of steps of a run.
 const STEPS: u64 = 3;
 
-/// What is run.
+/// The settings of a test run.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     device: &'static str,
@@ -29,20 +29,22 @@ struct Run {
     clip: f32,
 }
 
-/// Models whose parameters are no whole number of pieces, nor equal shares of them, and whose tensors no whole rows: one
-/// with a table for the embedding and one for the head, which drops and looks at documents, and one whose only table is multiplied with a factor.
+/// Models whose parameters are neither a whole number of pieces nor equal shares of them, and whose tensors are no
+/// whole rows. The first has one table for the embedding and one for the head, uses dropout and masks documents; the
+/// second has a single table, multiplied with a factor.
 const UNTIED: &str = "preset = 'pythia-tiny'\ndropout = 0.1\nmask_documents = true\n[model]\nlayers = 3\nd_model = 72\nheads = 3\nd_ff = 97\n\
                       head_size = 24";
 const FACTORISED: &str = "preset = 'yxanul-tiny'\n[model]\nlayers = 3\nd_model = 73\nheads = 3\nkv_heads = 1\nd_ff = 97\n\
                           head_size = 26\nrank = 51\nbias = true";
 
-/// Rules that keep two tables, one and none of a parameter, beside one that does not learn.
+/// Optimizers with two moments, one moment and none per parameter, and a frozen parameter.
 const MIXED: &str = "preset = 'pythia-tiny'\n[model]\nlayers = 3\nd_model = 72\nheads = 3\nd_ff = 97\nhead_size = 24\n\
                      [group.embedding]\noptimizer = 'frozen'\n[group.head]\noptimizer = 'sgd'\nmomentum = 0.0\n\
                      [group.vector]\noptimizer = 'sgd'\nlr = 0.5\nweight_decay = 0.01";
 
-/// Matrices that are moved whole: those of three layers, which ranks have in turn, beside a table that is cut; and before the
-/// layers one more, so that nothing there is cut. Tables of values belong to no layer.
+/// Models with matrices that ranks exchange whole: in `WHOLE` the matrices of three layers, distributed over the ranks
+/// in turn, and a table that is split; in `WHOLE_FACTOR` also a matrix before the layers, so that nothing there is
+/// split. Value tables belong to no layer.
 const WHOLE: &str = "preset = 'pythia-tiny'\noptimizer = 'muon'\nmuon_row_norm = true\n[model]\nlayers = 3\nd_model = 72\n\
                      heads = 3\nd_ff = 97\nhead_size = 24";
 const WHOLE_FACTOR: &str = "preset = 'yxanul-tiny'\noptimizer = 'muon'\n[model]\nlayers = 3\nd_model = 73\nheads = 3\n\
@@ -64,19 +66,19 @@ fn config(run: Run, rank: u32, ranks: u32) -> Config {
     Config::resolve(RawConfig { rank: Some(rank), ranks: Some(ranks), ..raw }).expect("a configuration")
 }
 
-/// What a rank has after the steps.
+/// The state of a rank after the last step.
 struct Left {
     /// Loss and squared norm of each step.
     results: Vec<[u32; 2]>,
-    /// The loss of each rank's micro-batches, and what it told, in the last step.
+    /// For each rank, in the last step: the loss of its micro-batches, and the number that it passed to `tell`.
     of_ranks: Vec<[f32; 2]>,
     /// The bits of its weights.
     weights: Vec<u32>,
-    /// Of moments those that it holds, by their number.
+    /// The moments stored on this rank, by their number among all moments.
     moments: Vec<(usize, u32)>,
-    /// Of averages the same.
+    /// The averages stored on this rank, by their number among all averages.
     averages: Vec<(usize, u32)>,
-    /// Its weights once they are exchanged with the averages, where there are any.
+    /// Its weights after the exchange with the averages, where the run averages.
     exchanged: Vec<u32>,
 }
 
@@ -105,7 +107,7 @@ fn train(run: Run, count: u32) -> Vec<Left> {
         for step in 0..STEPS {
             let stage = config.stages()[0];
             let settings = Settings::of(step, 1e-2, &config.optimizer(), run.clip, stage.step_tokens());
-            // Begun, and an unlike share of each further step.
+            // Step 0 starts the averages; each later step adds another share.
             session.begin(Settings { average: 1.0 / (step * step + 1) as f32, ..settings }).unwrap();
             session.tell((10 * step + u64::from(rank)) as f32).unwrap();
             for round in 0..run.micro / count {
@@ -136,7 +138,7 @@ fn train(run: Run, count: u32) -> Vec<Left> {
     })
 }
 
-/// What a session holds of the tensors of `role`, by their number among all.
+/// The elements of `role`'s tensors that this session's rank stores, by their number among all elements of that role.
 fn held(session: &mut Session, role: Role) -> Vec<(usize, u32)> {
     let (mut found, mut number) = (Vec::new(), 0);
     let lasting = session.laid.lasting.clone();
@@ -145,7 +147,7 @@ fn held(session: &mut Session, role: Role) -> Vec<(usize, u32)> {
         let mut storage = session.storage();
         storage.read(region, &mut bytes).unwrap();
         let held = storage.held(region);
-        // A number in 8 bits by itself.
+        // The bits of one number, of any size from 8 bits.
         let bits = |i: usize| bytes[i * size..][..size].iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte));
         found.extend((held.start / size..held.end / size).map(|i| (number + i, bits(i))));
         number += bytes.len() / size;
@@ -157,7 +159,7 @@ fn bits(numbered: Vec<(usize, u32)>) -> Vec<u32> {
     numbered.into_iter().map(|(_, bits)| bits).collect()
 }
 
-/// What ranks hold, each of which is there once.
+/// Joins the numbers of all ranks; each number is stored on exactly one rank.
 fn together<'r>(parts: impl Iterator<Item = &'r Vec<(usize, u32)>>) -> Vec<u32> {
     let mut all: Vec<_> = parts.flatten().copied().collect();
     all.sort_unstable();
@@ -165,7 +167,7 @@ fn together<'r>(parts: impl Iterator<Item = &'r Vec<(usize, u32)>>) -> Vec<u32> 
     bits(all)
 }
 
-/// The moments of all ranks, each of which is there once.
+/// Joins the moments of all ranks.
 fn moments(ranks: &[Left]) -> Vec<u32> {
     together(ranks.iter().map(|rank| &rank.moments))
 }
@@ -187,7 +189,7 @@ fn exact_ranks_have_the_bits_of_one_whatever_their_number() {
         let run = Run { device, model, ..EXACT };
         let alone = train(run, 1);
         let expected = moments(&alone);
-        // Where gradients are shared too, whatever is asked for is exact, but on one rank.
+        // Ranks that also share gradients are exact with and without `exact_ranks`, a single rank only with it.
         let zero = Run { zero: 2, ..run };
         let counts = [2, 3, 6].map(|count| [(run, count), (zero, count), (Run { exact: false, ..zero }, count)]);
         for (run, count) in counts.into_iter().flatten().chain([(zero, 1)]) {
@@ -221,8 +223,8 @@ fn ranks_share_states_in_8_bits() {
     }
 }
 
-/// One of several has a part of the averages; with them in their place all have the same weights. One process whose tables
-/// are laid parameter by parameter has them too.
+/// Each of several ranks stores a part of the averages; after the exchange all ranks have the same weights. A process
+/// whose tables are laid out parameter by parameter has the same averages.
 #[test]
 fn ranks_average_what_they_move_and_exchange_all_of_it() {
     for model in [UNTIED, FACTORISED, MIXED] {
@@ -235,7 +237,8 @@ fn ranks_average_what_they_move_and_exchange_all_of_it() {
         let alone = train(run, 1);
         let expected = bits(alone[0].averages.clone());
         assert!(alone[0].exchanged != alone[0].weights && !expected.is_empty());
-        // Where all learn, they are the averages; what does not stays.
+        // If every parameter learns, the exchanged weights are the averages; a frozen parameter has no average and
+        // keeps its weights.
         assert_eq!(model.ends_with(MIXED), alone[0].exchanged != expected);
         for (zero, count) in [(1, 2), (1, 3), (2, 2), (2, 3)] {
             let ranks = train(Run { zero, ..run }, count);
@@ -250,8 +253,8 @@ fn ranks_average_what_they_move_and_exchange_all_of_it() {
     }
 }
 
-/// Only the order of the norm's pieces differs from that of one process whose tables are laid parameter by parameter, and
-/// without a clip it moves nothing.
+/// With a single micro-batch, exact ranks differ from one process whose tables are laid out parameter by parameter only
+/// in the order in which the norm is summed; without clipping the norm changes no weight.
 #[test]
 fn a_single_micro_batch_has_the_bits_of_one_process_however_tables_are_laid() {
     for model in [UNTIED, FACTORISED, WHOLE, WHOLE_FACTOR, QUICK] {
@@ -279,7 +282,7 @@ fn ranks_agree_with_each_other_with_themselves_and_with_accumulation() {
             assert!(rank.weights == same.weights, "{count} ranks, other bits the second time");
         }
         for other in [&alone, &exact] {
-            // Adam's first steps turn rounding of the smallest gradients into rounding of weights.
+            // Adam's first steps amplify rounding errors of the smallest gradients into rounding errors of weights.
             let apart = apart(&once[0].weights, &other[0].weights);
             assert!(apart < 1e-4, "{count} ranks: {apart}");
             let losses = |of: &Left| of.results.iter().map(|[loss, _]| f32::from_bits(*loss)).collect::<Vec<_>>();
@@ -301,19 +304,21 @@ fn a_rank_plans_a_share_of_moments_and_of_gradients() {
     let bytes = |role, count| planned(PLAIN, role, count);
     let all = bytes(Role::Gradient, 1);
     assert_eq!(bytes(Role::Moment, 1), 2 * all);
-    // Whole pieces of 16,384 numbers: of 320 × 72 embeddings, of 36,096 numbers of a layer, of as many rows of the head and
-    // a norm.
+    // Pieces of 16,384 numbers, rounded up: 2 for the 320 × 72 embedding, 3 for each layer's 36,096 numbers, 2 for the
+    // head's rows and a norm.
     let sections = [2u64, 3, 3, 3, 2];
     for count in [2u64, 3, 6] {
         let share = sections.map(|pieces| pieces.div_ceil(count)).iter().sum::<u64>() * 4 * 16_384;
         assert_eq!(bytes(Role::Moment, count as u32), 2 * share, "{count} ranks");
         assert_eq!(bytes(Role::Gradient, count as u32), all, "{count} ranks");
         assert_eq!(bytes(Role::Weight, count as u32), bytes(Role::Weight, 1));
-        // The sum of the share; a layer; and of the ends the larger one, which has the head's rows and two rows of a norm.
+        // Beyond the share of the summed gradients: one layer, and the larger of the two ends, which has the head's
+        // rows and two rows of a norm.
         let formed = 4 * (36_096 + 320 * 72 + 2 * 128);
         let gradients = planned(Run { zero: 2, ..PLAIN }, Role::Gradient, count as u32);
         assert_eq!(gradients, share + formed, "{count} ranks");
-        // A tied table and the last norm beside it: 320 × 51 + 73 × 51 numbers, in rows of 128, and one row.
+        // The ends are a tied table and its factor, 320 × 51 + 73 × 51 numbers in rows of 128, and the last norm, one
+        // row.
         let tied = Run { zero: 2, model: FACTORISED, ..PLAIN };
         let layer: u64 = [130 * 73, 73 * 78, 194 * 73, 73 * 97, 73, 73, 130, 73, 194, 73].map(padded).iter().sum();
         let ends = [padded(320 * 51) + padded(73 * 51), padded(73)];
@@ -324,7 +329,7 @@ fn a_rank_plans_a_share_of_moments_and_of_gradients() {
     }
 }
 
-/// Elements in whole rows of 128.
+/// Number of elements in whole rows of 128.
 fn padded(elements: u64) -> u64 {
     elements.next_multiple_of(128)
 }

@@ -1,4 +1,4 @@
-//! What a run evaluates on the way, and what follows from it.
+//! The evaluations during a run, and their consequences.
 
 use super::{Observer, Trainer};
 use crate::allocations::{self, Activity};
@@ -11,7 +11,7 @@ use crate::run::outcome::TrainError;
 use crate::run::progress::Progress;
 use crate::run::sessions::{self, Event, Sampled};
 
-/// What an evaluation found of the weights, and of their averages where there are any.
+/// The scores of an evaluation, of the weights and of their averages if there are any.
 #[derive(Clone, Copy)]
 pub(super) struct Scores {
     pub score: Score,
@@ -19,8 +19,8 @@ pub(super) struct Scores {
 }
 
 impl Trainer<'_> {
-    /// Scores the held-out documents with the averages in the place of the weights; gives nothing where there are none, and
-    /// no score where a signal came meanwhile. The weights are in their place again then.
+    /// Scores the held-out documents with the averages in place of the weights; returns `None` if there are no
+    /// averages, and no score if a signal arrived in the meantime. Afterwards the weights are in their place again.
     fn score_averages(&mut self) -> Result<Option<Option<Score>>, DeviceError> {
         if self.state.averaged.is_none() {
             return Ok(None);
@@ -31,7 +31,7 @@ impl Trainer<'_> {
         score.map(Some)
     }
 
-    /// Scores the held-out documents; gives nothing where a signal came meanwhile.
+    /// Scores the held-out documents; returns `None` if a signal arrived in the meantime.
     pub(super) fn evaluate(
         &mut self,
         observer: &mut dyn Observer,
@@ -43,7 +43,7 @@ impl Trainer<'_> {
         self.ending.costs.evaluation();
         let (step, val_loss) = (self.state.step, score.loss());
         if !val_loss.is_finite() {
-            // The update after the last finite training loss ruined the weights: no checkpoint of them is kept.
+            // The update after the last finite training loss ruined the weights: their checkpoint is removed.
             self.writer.withdraw();
             return Err(self.failed(format!("step {step}: the validation loss is {val_loss}; lower --lr")));
         }
@@ -80,7 +80,7 @@ impl Trainer<'_> {
             .map_err(|e| self.failed(e))?;
         observer.evaluation(&metrics);
         self.draw_sample(step)?;
-        // Once: not where the same step is evaluated again.
+        // Only once: not when the same step is evaluated again.
         let opened = rose == ROSE && known.is_some_and(|known| known.rose != rose);
         let lowest = self.state.evaluations.and_then(|evaluations| evaluations.best);
         progress.evaluation(&metrics, lowest.filter(|_| opened));
@@ -89,7 +89,7 @@ impl Trainer<'_> {
         Ok(Some(scores))
     }
 
-    /// Draws a sample of the weights and keeps it beside the metrics, where the run does.
+    /// Draws a sample from the weights and stores it next to the metrics, if the run has samples.
     fn draw_sample(&mut self, step: u64) -> Result<(), TrainError> {
         let Some((samples, dir)) = &mut self.samples else { return Ok(()) };
         let session = &mut self.session;
@@ -100,22 +100,22 @@ impl Trainer<'_> {
         kept.map_err(|e| self.failed_here(e))?.or_else(|e| self.lose_file(e))
     }
 
-    /// Whether the step that is done is one after which a run evaluates.
+    /// Whether an evaluation is scheduled after the finished step.
     pub(super) fn evaluation_is_due(&self) -> bool {
         self.config.eval_every > 0 && self.state.step.is_multiple_of(self.config.eval_every)
     }
 
-    /// Whether the step that is done has the lowest validation loss, and its checkpoint is to be kept.
+    /// Whether the finished step has the lowest validation loss, and its checkpoint must be preserved.
     pub(super) fn is_to_keep(&self) -> bool {
         self.config.keep_best && self.state.best_step() == Some(self.state.step)
     }
 
-    /// Whether so many evaluations in a row were no lower that the run ends.
+    /// Whether the run ends because too many consecutive evaluations were not lower.
     pub(super) fn is_out_of_patience(&self) -> bool {
         self.state.evaluations.is_some_and(|evaluations| evaluations.exhaust(self.config.patience))
     }
 
-    /// Evaluates at the step that the run goes on from, where a signal came before that was done.
+    /// Evaluates at the step that the run continues from, if a signal prevented that evaluation.
     pub(super) fn catch_up(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(), TrainError> {
         let step = self.state.step;
         let missing = self.state.evaluations.is_some_and(|evaluations| evaluations.last != step);

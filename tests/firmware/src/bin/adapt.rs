@@ -1,8 +1,8 @@
 //! Goes on training a model from an image, on a text: `adapt IMAGE BYTES STORAGE BYTES TEXT BYTES STEPS`.
 //!
-//! The text is what is learnt, a `|`, and what the loss is measured on before and after. Prints both losses, checksums of
-//! weights and moments, instructions a step and the depth of the stack. Ends with 0; with 3 where something is refused, by a
-//! line that says what.
+//! The text consists of the part to learn, a `|`, and the part on which the loss is measured before and after. Prints
+//! both losses, checksums of weights and moments, instructions per step and the depth of the stack. Exits with 0, or
+//! with 3 and a line that says what is refused.
 #![no_std]
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! [`speak`] for a model whose image and storage lie in memory outside the chip: `large ADDRESS BYTES STORAGE BYTES TOKENS
-//! PROMPT…`. What is named is all that it has, so that storage of a byte too few is refused.
+//! [`speak`] for a model with image and storage outside the chip: `large ADDRESS BYTES STORAGE BYTES TOKENS PROMPT…`.
+//! The program uses only that storage, so it refuses storage that is a byte too small.
 //!
 //! [`speak`]: ../speak/index.html
 #![no_std]

@@ -1,5 +1,5 @@
-//! [`large`] for a model by the recipe of the quick presets, whose parts take five operations more: `quick ADDRESS BYTES STORAGE
-//! BYTES TOKENS PROMPT…`.
+//! [`large`] for a model by the recipe of the quick presets, whose parts need five more operations: `quick ADDRESS
+//! BYTES STORAGE BYTES TOKENS PROMPT…`.
 //!
 //! [`large`]: ../large/index.html
 #![no_std]

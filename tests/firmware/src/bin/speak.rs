@@ -1,7 +1,7 @@
 //! Continues a prompt from an image in flash: `speak ADDRESS BYTES TOKENS PROMPT…`.
 //!
-//! Prints the text, a checksum of all logits' bits, instructions a token and the depth of the stack. Ends with 0; with 3
-//! where the image, the prompt or the storage is refused, by a line that says why.
+//! Prints the text, a checksum of all logits' bits, instructions per token and the depth of the stack. Exits with 0, or
+//! with 3 and a line with the reason where the image, the prompt or the storage is refused.
 #![no_std]
 #![no_main]
 
@@ -28,7 +28,7 @@ fn speak<'a>(line: &mut Line, command: &'a str) -> Result<(), Refused> {
     let [address, bytes, tokens] = [number(address)?, number(bytes)?, number(tokens)?];
     let (Some(storage), Some(ids)) = (STORAGE.take(), IDS.take()) else { return Err(Refused::Command) };
     let counter = Counter::start();
-    // Safety: whoever starts the program has put the image there.
+    // Safety: the image was placed there before the program started.
     let image = unsafe { open::<Description>(line, &counter, address, bytes)? };
     tell::<_, Speaker<'_>>(line, &image, (storage, ids), &counter, (prompt, tokens))
 }

@@ -1,4 +1,4 @@
-//! [`speak`] for a NeuroGen: `speak_spiking ADDRESS BYTES STORAGE BYTES TOKENS PROMPT…`. What is named is all that it has.
+//! [`speak`] for a NeuroGen: `speak_spiking ADDRESS BYTES STORAGE BYTES TOKENS PROMPT…`. It uses only that storage.
 //!
 //! [`speak`]: ../speak/index.html
 #![no_std]

@@ -1,5 +1,6 @@
-//! Compares the sums and products of codes that the chip's instructions make with those of plain code: many lengths, every
-//! number of rows, at every offset within a word. Ends with 0, or with 1 and a line that says where they differ.
+//! Compares the sums and products of codes computed with the chip's instructions with those of plain code: for many
+//! lengths and numbers of rows, at every offset within a word. Exits with 0, or with 1 and a line that describes the
+//! difference.
 #![no_std]
 #![no_main]
 
@@ -11,18 +12,18 @@ use capful_firmware::{Dsp, Line, Once, exit};
 
 /// The longest row, in codes.
 const LONGEST: usize = 600;
-/// The most rows.
+/// The largest number of rows.
 const ROWS: usize = 9;
 
 static CODES: Once<[u8; 8192]> = Once::new([0; 8192]);
 
-/// Compares sums of rows of two codes a byte; `x` and the rows begin within a word.
+/// Compares sums of rows with two codes in each byte; `x` and the rows begin within a word.
 fn nibbles_agree(codes: &[u8], [length, rows, offset]: [usize; 3]) -> bool {
     let bytes = length.div_ceil(2);
-    // Rows at multiples of four, and others.
+    // Rows at multiples of four, and at other offsets.
     let stride = if offset == 0 { bytes.next_multiple_of(4) } else { bytes + offset % 3 };
     let (x, first) = (&codes[offset..][..length], first(codes));
-    // The last row is all that is there of the rest.
+    // The slice ends with the last row.
     let weight = &codes[first + offset..][..(rows - 1) * stride + bytes];
     let (mut found, mut expected) = ([i32::MIN; ROWS], [i32::MIN; ROWS]);
     let x: &[i8] = bytemuck::cast_slice(x);
@@ -31,7 +32,7 @@ fn nibbles_agree(codes: &[u8], [length, rows, offset]: [usize; 3]) -> bool {
     found == expected
 }
 
-/// Compares products of pairs of rows. Scales are finite numbers.
+/// Compares products of pairs of rows. Scales are finite.
 fn pairs_agree(codes: &[u8], [length, rows, offset]: [usize; 3]) -> bool {
     let x: &[i8] = bytemuck::cast_slice(&codes[offset..][..length]);
     let weight = &codes[first(codes) + offset..][..rows * length];
@@ -42,7 +43,7 @@ fn pairs_agree(codes: &[u8], [length, rows, offset]: [usize; 3]) -> bool {
     found.map(f32::to_bits) == expected.map(f32::to_bits)
 }
 
-/// Where rows may begin: at a multiple of four, behind x.
+/// The index of the first row: at a multiple of four, after x.
 fn first(codes: &[u8]) -> usize {
     codes.as_ptr().align_offset(4) + LONGEST.next_multiple_of(4) + 4
 }
@@ -51,7 +52,7 @@ fn first(codes: &[u8]) -> usize {
 extern "C" fn main() -> ! {
     let mut line = Line::open();
     let Some(codes) = CODES.take() else { exit(1) };
-    // Every scale; a signalling NaN becomes a quiet one, which a product with it does as well.
+    // Every third scale; a signalling NaN becomes quiet, as it also does in a multiplication.
     for bits in (0..=u16::MAX).step_by(3) {
         let (sums, scales) = ([3, -1_000_001, 0], [bits, bits ^ 0x8000, bits.wrapping_add(1), 9, bits.wrapping_add(2)]);
         let (mut found, mut expected) = ([-0.0f32, 1.5, 1e-6], [-0.0f32, 1.5, 1e-6]);
@@ -63,7 +64,7 @@ extern "C" fn main() -> ! {
         }
     }
     let mut products = 0;
-    // Numbers of every size, then the largest of both signs alone.
+    // Codes of every size, then only the largest of both signs.
     for extreme in [false, true] {
         let random = Random::new(11, 1);
         for (i, code) in codes.iter_mut().enumerate() {
@@ -74,7 +75,7 @@ extern "C" fn main() -> ! {
                 (true, _) => 0x7f,
             };
         }
-        // Every length that a block of columns may have, and longer ones than x has room for.
+        // Every length that a block of columns may have, and lengths that exceed the space for x.
         for length in (0..151).chain([255, 256, 257, 260, 512, 515, LONGEST]) {
             for (rows, offset) in (1..ROWS + 1).flat_map(|rows| (0..4).map(move |offset| (rows, offset))) {
                 if !nibbles_agree(codes, [length, rows, offset]) {

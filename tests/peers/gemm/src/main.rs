@@ -1,11 +1,11 @@
-//! Our matrix products beside those of the crate `gemm`, at the shapes of the models' layers.
+//! Our matrix multiplications compared with those of the crate `gemm`, at the shapes of the models' layers.
 //!
 //! `cargo run --release --manifest-path tests/peers/gemm/Cargo.toml [-- --threads N] [--filter TEXT] [--seconds X] [--best]`
 //!
-//! Both run in turn within one process, since other work on the machine disturbs them alike; the medians are of wall
-//! time, the last columns of the CPU time of all threads (Unix only), which others disturb less. `--best` shows the best
-//! instead of the medians: what a machine without others would give (then look at wall time: the clock lags
-//! behind for threads that run at the moment).
+//! Both run alternately in one process, so that other work on the machine disturbs them alike; the medians are of wall
+//! time, the last columns of the CPU time of all threads (Unix only), which other processes disturb less. `--best`
+//! shows the best instead of the medians: an estimate for an idle machine (then look at wall time: the CPU clock lags
+//! behind for running threads).
 
 use std::time::Instant;
 
@@ -56,7 +56,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Seconds of CPU that this process's threads have used.
+/// Seconds of CPU time of this process's threads.
 fn cpu_time() -> f64 {
     #[cfg(unix)]
     {
@@ -146,7 +146,7 @@ fn main() {
             });
             theirs.take(repeat, || {
                 let parallelism = if small { gemm::Parallelism::None } else { parallelism };
-                // SAFETY: the three matrices lie in their vectors with these strides.
+                // SAFETY: the three matrices are inside their vectors with these strides.
                 unsafe {
                     gemm::gemm(
                         m,

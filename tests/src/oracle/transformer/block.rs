@@ -1,4 +1,4 @@
-//! A layer: attention and feed-forward, each behind its norm, there and back. Rows are tokens.
+//! A layer: attention and feed-forward, each after its norm, forward and backward. Rows are tokens.
 
 use super::super::Batch;
 use super::super::attention::{Shape, attention, attention_gradient};
@@ -14,20 +14,20 @@ pub(super) struct Block<'a> {
     pub(super) model: Named<'a>,
     pub(super) batch: Batch<'a>,
     pub(super) layer: usize,
-    /// Whether anything is dropped.
+    /// Whether dropout is active.
     pub(super) trains: bool,
 }
 
-/// What a layer computed on its way forward, kept for the way back.
+/// The values of a layer's forward pass that the backward pass needs.
 pub(super) struct Saved {
     input: Vec<f64>,
     norm1: Vec<f64>,
-    /// Queries, keys and values as they are projected.
+    /// Queries, keys and values after their projection.
     projected: [Vec<f64>; 3],
-    /// Queries and keys after their norm and their rotation, values as they are.
+    /// Queries and keys after their norm and their rotation, and unchanged values.
     qkv: [Vec<f64>; 3],
     attended: Vec<f64>,
-    /// What the second norm reads.
+    /// The input of the second norm.
     between: Vec<f64>,
     norm2: Vec<f64>,
     hidden: Hidden,
@@ -70,7 +70,7 @@ impl<'a> Block<'a> {
         self.config().part(self.layer, part)
     }
 
-    /// The layer's output, and what the way back needs.
+    /// The layer's output, and the values that the backward pass needs.
     pub(super) fn forward(self, input: Vec<f64>) -> (Vec<f64>, Saved) {
         let (model, names) = (self.model, self.config().spelling());
         let norm1 = self.masked(1, model.norm(&self.name(NORM1), &input));
@@ -100,7 +100,7 @@ impl<'a> Block<'a> {
         sum(&with_feed, &self.attention_back(saved, d_attention, gradients))
     }
 
-    /// What training leaves of what norm 1 or 2 gives, or of its gradient.
+    /// Dropout of the output of norm 1 or 2, or of its gradient, in training.
     fn masked(self, norm: usize, x: Vec<f64>) -> Vec<f64> {
         super::masked(self.config(), self.trains, 2 * self.layer + norm, x)
     }
@@ -127,7 +127,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// From the output of the attention's last linear layer to the input of the norm before it.
+    /// From the output of the attention's last linear layer back to the input of the norm before it.
     fn attention_back(self, saved: &Saved, dy: &[f64], gradients: &mut Tensors) -> Vec<f64> {
         let output = self.name(self.config().spelling().output);
         let d_attended = self.model.linear_back(&output, &saved.attended, dy, gradients);
@@ -153,7 +153,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// From the output of the feed-forward to the input of the norm before it.
+    /// From the output of the feed-forward back to the input of the norm before it.
     fn feed_back(self, saved: &Saved, dy: &[f64], gradients: &mut Tensors) -> Vec<f64> {
         let (model, names) = (self.model, self.config().spelling());
         let Hidden { gate, up, activated } = &saved.hidden;
@@ -178,7 +178,7 @@ impl<'a> Block<'a> {
         Shape { batch: batch.sequences(), length: batch.length, heads, kv_heads, head_dim }
     }
 
-    /// Queries and keys through their norms, where they have some.
+    /// Queries and keys after their norms, if there are any.
     fn normed(self, [q, k, v]: [Vec<f64>; 3]) -> [Vec<f64>; 3] {
         if !self.config().qk_norm {
             return [q, k, v];
@@ -198,7 +198,7 @@ impl<'a> Block<'a> {
         [back(&query, q, &dq), back(&key, k, &dk), dv]
     }
 
-    /// The layer's value table, where it has one, its gain, and their names.
+    /// The layer's value table, if it has one, its gain, and their names.
     fn table(self) -> Option<([String; 2], &'a [f64], f64)> {
         let config = self.config();
         let number = self.layer.checked_rem(config.value_tables)?;
@@ -207,7 +207,7 @@ impl<'a> Block<'a> {
         Some((names, table, gain[0]))
     }
 
-    /// Values with the tokens' rows of the table.
+    /// Values plus the tokens' rows of the table.
     fn with_table(self, [q, k, mut v]: [Vec<f64>; 3]) -> [Vec<f64>; 3] {
         if let Some((_, table, gain)) = self.table() {
             let width = self.config().kv_heads * self.config().head_size;
@@ -218,7 +218,8 @@ impl<'a> Block<'a> {
         [q, k, v]
     }
 
-    /// The gradients of table and gain, of those of the values. Other layers may have begun the table's.
+    /// The gradients of table and gain, computed from the values' gradient. The table's may already have those of other
+    /// layers.
     fn table_back(self, dv: &[f64], gradients: &mut Tensors) {
         let Some(([name, gain_name], table, gain)) = self.table() else { return };
         let (width, vocab) = (self.config().kv_heads * self.config().head_size, self.config().vocab);
@@ -232,7 +233,7 @@ impl<'a> Block<'a> {
         gradients.insert(gain_name, Tensor::new(&[1], vec![d_gain]));
     }
 
-    /// Queries and keys turned by their positions.
+    /// Queries and keys rotated by their positions.
     fn rotated(self, [q, k, v]: [Vec<f64>; 3]) -> [Vec<f64>; 3] {
         let Config { heads, kv_heads, .. } = *self.config();
         let frequencies = self.config().frequencies();

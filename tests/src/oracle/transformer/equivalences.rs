@@ -1,5 +1,5 @@
-//! What is the same model said in another way gives the same logits, to the bit: names, biases, embeddings and key heads
-//! that no fixture has rest on those that one has.
+//! Two descriptions of the same model give the same logits, bit for bit: names, biases, embeddings and key heads
+//! without a fixture are thereby checked against those with one.
 
 use super::super::differences::waves;
 use super::block::fuse;
@@ -19,7 +19,7 @@ fn names_are_only_names() {
     for config in mixtures().into_iter().filter(|c| c.kv_heads < c.heads) {
         let names = if config.names == Names::Llama { Names::GptNeox } else { Names::Llama };
         let other = Config { names, ..config };
-        // The numbers of a formula's weights are the order's.
+        // The numbers of the formula's weights depend on the order of tensors.
         assert_same((&config, &config.formula_weights(0.4)), (&other, &other.formula_weights(0.4)));
     }
 }
@@ -37,7 +37,7 @@ fn biases_of_zero_are_none() {
     }
 }
 
-/// In a block.
+/// The number of linear layers in a block.
 fn linear_layers(config: &Config) -> usize {
     let projections = match config.projection() {
         Projection::Fused(_) => 1,
@@ -61,7 +61,7 @@ fn factors_are_their_product_and_a_tied_head_is_the_embedding_again() {
         let before = weights.clone();
         weights.insert(config.head(), product);
         assert_same((&tied, &before), (&untied, &weights));
-        // And another head is another model.
+        // Another head is another model.
         weights.insert(config.head(), Tensor::new(&[config.vocab, config.d], waves(5, config.vocab * config.d)));
         assert_ne!(logits(&tied, &before, &IDS, IDS.len()), logits(&untied, &weights, &IDS, IDS.len()));
     }
@@ -76,7 +76,7 @@ fn a_shared_key_head_is_one_that_is_written_for_each_of_its_queries() {
         for layer in 0..config.layers {
             give_each_its_own(&config, &own, layer, &mut weights);
         }
-        // A head's columns of a value table, too.
+        // And the head's columns of a value table.
         for name in (0..config.value_tables).map(|table| config.value_table(table)) {
             let heads = weights[&name].data.chunks(config.head_size);
             let data = heads.flat_map(|head| head.repeat(config.heads / config.kv_heads)).collect();
@@ -86,7 +86,7 @@ fn a_shared_key_head_is_one_that_is_written_for_each_of_its_queries() {
     }
 }
 
-/// In place of the shared heads of a layer's `weights`, theirs for every query head.
+/// Replaces the shared key and value heads of a layer's `weights` with a copy for every query head.
 fn give_each_its_own(config: &Config, own: &Config, layer: usize, weights: &mut Tensors) {
     let Projection::Separate(names) = config.projection() else { panic!("shared heads are separate") };
     let mut kinds = vec![("weight", config.head_size * config.d)];

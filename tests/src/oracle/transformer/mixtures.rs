@@ -1,4 +1,4 @@
-//! Mixtures in which any two options meet in every way.
+//! Mixtures that cover every pair of values of any two options.
 
 use super::super::attention::Pattern;
 use super::Feed::{Gelu, SwiGlu};
@@ -21,28 +21,28 @@ const QKV: Biases = Biases { qkv: true, ..NONE };
 const FEED: Biases = Biases { feed: true, ..NONE };
 
 const LINEAR: Scaling = Scaling::Linear(4.0);
-/// Of 6 or 8 dimensions the first pair stays, the second is in between, the others are stretched by the whole factor.
+/// With 6 or 8 dimensions the first pair stays, the second is in between, the others are stretched by the whole factor.
 const LLAMA3: Scaling = Scaling::Llama3 { factor: 8.0, low: 0.25, high: 4.0, original: 40.0 };
 
-/// Of logits of about 1.
+/// A cap for logits of about 1.
 const CAPPED: Option<f64> = Some(1.5);
 
-/// Of embedding and norms.
+/// Dropout of the embedding and the norms.
 const DROPPED: Option<f32> = Some(0.3);
 
-/// Borders of documents that are none of blocks.
+/// Borders of documents that are not borders of blocks.
 const SPLIT: Option<usize> = Some(9);
 
-/// Value tables, whether the embedding is mixed into the stream, the cap of logits, what is dropped, tokens of a document.
+/// Value tables, whether the embedding is blended into the stream, the cap of logits, dropout, tokens of a document.
 type More = (usize, bool, Option<f64>, Option<f32>, Option<usize>);
 
 /// Norm, residual, feed-forward; biases; embedding; key heads of 4, dimensions of a head, whether queries and keys are
-/// normalised; dimensions that rotate, and how they are scaled; value tables, whether the embedding is mixed into the
-/// stream, the cap of logits, what is dropped, tokens of a document; names.
+/// normalised; dimensions that rotate, and how they are scaled; value tables, whether the embedding is blended into the
+/// stream, the cap of logits, dropout, tokens of a document; names.
 type Options = ((Norm, Residual, Feed), Biases, Embedding, (usize, usize, bool), (usize, Scaling), More, Names);
 
-/// The first is a Pythia, the second a Llama. Found by search: of all pairs none is missing, and fewer rows have not room
-/// for those of five biases and three embeddings.
+/// The first is a Pythia, the second a Llama. Found by search: every pair of values occurs, and fewer rows cannot cover
+/// those of five biases and three embeddings.
 #[rustfmt::skip]
 const MIXTURES: [Options; 15] = [
     ((Layer, Parallel, Gelu), ALL, UNTIED, (4, 6, false), (4, Unscaled), (0, false, None, None, None), GptNeox),
@@ -62,8 +62,8 @@ const MIXTURES: [Options; 15] = [
     ((Rms, Sequential, SwiGlu), ALL, TIED, (2, 8, true), (8, LINEAR), (2, false, None, None, SPLIT), Llama),
 ];
 
-/// Small models, of which any two options have every pair of values somewhere: 2 layers of width 24 and 4 heads, a
-/// feed-forward of 7, 11 ids, dense attention.
+/// Small models that cover every pair of values of any two options: 2 layers of width 24 and 4 heads, a feed-forward of
+/// 7, 11 ids, dense attention.
 pub fn mixtures() -> Vec<Config> {
     let mix = |((norm, residual, feed), bias, (rank, tied), heads, (rotary, scaling), more, names): Options| {
         let ((kv_heads, head_size, qk_norm), (value_tables, stream_scalars, softcap, dropout, documents)) =
@@ -102,7 +102,7 @@ pub fn mixtures() -> Vec<Config> {
     MIXTURES.map(mix).to_vec()
 }
 
-/// The same with adapters, without what always learns.
+/// The mixtures with adapters, without the parts that always learn.
 pub fn adapted_mixtures() -> Vec<Config> {
     let adapted = |config| Config { value_tables: 0, stream_scalars: false, adapters: Some((3, 5.0)), ..config };
     mixtures().into_iter().map(adapted).collect()
@@ -112,7 +112,7 @@ pub fn adapted_mixtures() -> Vec<Config> {
 mod tests {
     use super::*;
 
-    /// How many values each option has.
+    /// The number of values of each option.
     const VALUES: [usize; 16] = [2, 2, 2, 5, 3, 2, 2, 2, 2, 2, 3, 3, 2, 2, 2, 2];
 
     /// The value of each option.

@@ -1,17 +1,17 @@
-//! Linear layers and norms by the names of their weights, there and back.
+//! Linear layers and norms by the names of their weights, forward and backward.
 
 use super::super::ops::{layer_norm, layer_norm_gradient, linear, linear_gradient, rms_norm, rms_norm_gradient};
 use super::super::tensor::{Tensor, Tensors};
 use super::{Config, Norm};
 
-/// A model and its weights. Names are without `.weight` and `.bias`, but for [`Named::data`].
+/// A model and its weights. Names are without `.weight` and `.bias`, except for [`Named::data`].
 #[derive(Clone, Copy)]
 pub(super) struct Named<'a> {
     pub(super) config: &'a Config,
     weights: &'a Tensors,
 }
 
-/// What is added to a linear layer: scale · B (A x).
+/// The addition of an adapter to a linear layer: scale · B (A x).
 struct Adapter<'a> {
     names: [String; 2],
     /// [rank, inputs].
@@ -38,7 +38,7 @@ impl<'a> Named<'a> {
         &self.get(name).data
     }
 
-    /// The linear layer `name` of rows `x`, with its bias where it has one.
+    /// The linear layer `name` applied to rows `x`, with its bias if it has one.
     pub(super) fn linear(self, name: &str, x: &[f64]) -> Vec<f64> {
         let weight = self.get(&format!("{name}.weight"));
         let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
@@ -60,7 +60,7 @@ impl<'a> Named<'a> {
         Some(Adapter { names, a, b, rank, scale: alpha / rank as f64 })
     }
 
-    /// The gradient of the input of [`Named::linear`]; those of its weights go into `gradients`.
+    /// The gradient of the input of [`Named::linear`]; the gradients of its weights go into `gradients`.
     pub(super) fn linear_back(self, name: &str, x: &[f64], dy: &[f64], gradients: &mut Tensors) -> Vec<f64> {
         let weight = self.get(&format!("{name}.weight"));
         let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
@@ -97,7 +97,7 @@ impl<'a> Named<'a> {
         rms_norm(x, self.data(&format!("{name}.weight")), self.config.head_size, self.config.eps)
     }
 
-    /// The gradient of the input of [`Named::head_norm`]; that of its gain goes into `gradients`.
+    /// The gradient of the input of [`Named::head_norm`]; the gradient of its gain goes into `gradients`.
     pub(super) fn head_norm_back(self, name: &str, x: &[f64], dy: &[f64], gradients: &mut Tensors) -> Vec<f64> {
         let Config { head_size, eps, .. } = *self.config;
         let name = format!("{name}.weight");
@@ -106,7 +106,7 @@ impl<'a> Named<'a> {
         dx
     }
 
-    /// The gradient of the input of [`Named::norm`]; those of its weights go into `gradients`.
+    /// The gradient of the input of [`Named::norm`]; the gradients of its weights go into `gradients`.
     pub(super) fn norm_back(self, name: &str, x: &[f64], dy: &[f64], gradients: &mut Tensors) -> Vec<f64> {
         let Config { d, eps, norm, .. } = *self.config;
         let gain = self.data(&format!("{name}.weight"));

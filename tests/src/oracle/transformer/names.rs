@@ -1,11 +1,11 @@
-//! What the weights are called, their shapes and their order.
+//! The names, shapes and order of the weights.
 
 use super::{Config, Feed, Norm, Residual};
 
-/// Whose names the weights carry.
+/// The naming of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Names {
-    /// GPT-NeoX's. Where every head has a key and a value of its own, one tensor makes all three, its rows ordered
+    /// GPT-NeoX's. Where every head has a key and a value of its own, one tensor projects all three, with rows ordered
     /// [head, (q, k, v), size].
     GptNeox,
     /// Llama's.
@@ -17,7 +17,8 @@ pub(super) const NORM1: &str = "input_layernorm";
 /// The norm before the feed-forward.
 pub(super) const NORM2: &str = "post_attention_layernorm";
 
-/// The names that differ: of the ends in full, of a block's parts without the layer, all without `.weight`.
+/// The names that differ: full names of the outer tensors, names of a block's parts without the layer, all without
+/// `.weight`.
 pub(super) struct Spelling {
     embedding: &'static str,
     layers: &'static str,
@@ -29,7 +30,7 @@ pub(super) struct Spelling {
     separate: [&'static str; 3],
     /// The norms of queries and of keys.
     pub(super) qk_norms: [&'static str; 2],
-    /// What rows of a value table are multiplied by.
+    /// The factor of the rows of a value table.
     pub(super) value_gain: &'static str,
     /// The attention's output.
     pub(super) output: &'static str,
@@ -68,11 +69,11 @@ const LLAMA: Spelling = Spelling {
     down: "mlp.down_proj",
 };
 
-/// What makes queries, keys and values.
+/// The projection of queries, keys and values.
 pub(super) enum Projection {
     /// One tensor.
     Fused(&'static str),
-    /// Three of them.
+    /// Three tensors.
     Separate([&'static str; 3]),
 }
 
@@ -106,7 +107,7 @@ impl Config {
         all
     }
 
-    /// A block's tensors, without the layer: both norms come first where they read the same.
+    /// A block's tensors, without the layer: both norms come first where they have the same input.
     fn block(&self) -> Vec<Shaped> {
         let [norm1, norm2] = [NORM1, NORM2].map(|name| self.norm_of(name));
         match self.residual {
@@ -148,7 +149,7 @@ impl Config {
         [gate, linear_of(names.up, ff, d, bias), linear_of(names.down, d, ff, bias)].concat()
     }
 
-    /// A and B of a matrix, where there are some.
+    /// A and B of a matrix, if it has an adapter.
     fn adapters_of(&self, (name, shape): &Shaped) -> Vec<Shaped> {
         match (self.adapters, name.strip_suffix(".weight"), &shape[..]) {
             (Some((rank, _)), Some(name), &[outputs, inputs]) => {
@@ -179,33 +180,33 @@ impl Config {
         }
     }
 
-    /// A part of a layer.
+    /// The name of a part of a layer.
     pub(super) fn part(&self, layer: usize, part: &str) -> String {
         format!("{}.{layer}.{part}", self.spelling().layers)
     }
 
-    /// A value table.
+    /// The name of a value table.
     pub(super) fn value_table(&self, table: usize) -> String {
         let (root, _) = self.spelling().layers.rsplit_once('.').expect("layers of something");
         format!("{root}.value_tables.{table}.weight")
     }
 
-    /// The embedding where it is one tensor.
+    /// The name of the embedding where it is one tensor.
     pub(super) fn embedding(&self) -> String {
         format!("{}.weight", self.spelling().embedding)
     }
 
-    /// The embedding's factors E and P.
+    /// The names of the embedding's factors E and P.
     pub(super) fn factors(&self) -> [String; 2] {
         ["E", "P"].map(|factor| format!("{}.{factor}", self.spelling().embedding))
     }
 
-    /// The final norm, without `.weight`.
+    /// The name of the final norm, without `.weight`.
     pub(super) fn last_norm(&self) -> &'static str {
         self.spelling().last_norm
     }
 
-    /// The head where it is not the embedding.
+    /// The name of the head where it is not the embedding.
     pub(super) fn head(&self) -> String {
         format!("{}.weight", self.spelling().head)
     }

@@ -1,4 +1,4 @@
-//! The whole model's gradient against differences of its loss, its counts, its causality, and what is the same as what.
+//! The whole model's gradient compared with differences of its loss, its counts, its causality, and equivalences.
 
 use super::super::IGNORE;
 use super::super::differences::{assert_close, gradient, wave};
@@ -22,8 +22,8 @@ const LENGTH: usize = 7;
 const INPUTS: [u32; 14] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7];
 const TARGETS: [u32; 14] = [1, 4, 1, 5, 9, 2, 6, 5, IGNORE, 5, 8, 9, 7, IGNORE];
 
-/// Of every tensor the gradient agrees with differences: by at most `most` entries one by one, spread over the tensor,
-/// and along a wave, in which every entry has its part.
+/// The gradient of every tensor agrees with differences: in at most `most` single entries, spread over the tensor, and
+/// along a wave, which involves every entry.
 #[track_caller]
 fn assert_gradients(config: &Config, most: usize) {
     let batch = Batch { inputs: &INPUTS, targets: &TARGETS, length: LENGTH };
@@ -35,7 +35,7 @@ fn assert_gradients(config: &Config, most: usize) {
     assert_eq!(shapes(&gradients), shapes(&learning), "{config:?}");
     gradients.into_par_iter().for_each(|(name, found)| {
         let len = found.data.len();
-        // A prime that divides no length: these are all entries where `most` is no less.
+        // A prime that divides no length: these are all entries where `most` is large enough.
         let entries: Vec<usize> = (0..most.min(len)).map(|k| k * 7919 % len).collect();
         let direction = |i| wave(1, i) / libm::sqrt(len as f64);
         let mut moved = weights.clone();
@@ -46,10 +46,11 @@ fn assert_gradients(config: &Config, most: usize) {
             data.iter_mut().enumerate().for_each(|(i, x)| *x += by[entries.len()] * direction(i));
             loss(config, &moved, batch)
         };
-        // The loss hardly depends on how long the stream is behind a norm, nor on what a small gain lets through: differences by
-        // those take a longer step.
+        // The loss hardly depends on the length of the stream before a norm, nor on the inputs of a small gain:
+        // differences with respect to these take a longer step.
         let hardly = ["stream_scalars", "value_tables"].iter().any(|part| name.contains(part));
-        // Through keys and their softmax it bends more with an adapter, whose factors are multiplied: a shorter one.
+        // Through keys and their softmax it has more curvature with an adapter, whose factors are multiplied: a shorter
+        // step.
         let bends = name.contains("lora");
         let step = if hardly {
             2e-3
@@ -135,7 +136,7 @@ fn the_gradient_of_a_full_size_model_is_the_slope_along_itself() {
     let batch = Batch { inputs: &inputs, targets: &targets, length: 10 };
     let (_, gradients) = loss_and_gradients(&config, &weights, batch);
     let squared: f64 = gradients.values().flat_map(|t| &t.data).map(|g| g * g).sum();
-    // Along g / |g|² the loss rises by 1 a unit.
+    // Along g / |g|² the loss rises by 1 per unit.
     let slope = gradient(
         |at| {
             let mut moved = weights.clone();

@@ -1,4 +1,4 @@
-//! Files: as many as it takes, whole or not at all, and none where something cannot be said.
+//! Files: the right number, complete or not at all, and none where the export is refused.
 
 use super::*;
 
@@ -79,7 +79,7 @@ fn a_place_that_is_taken_and_flags_of_the_other_format_are_refused() {
     host(dir, "export --run nothing --to hf out").refused(2, &["nothing holds no run"]);
     assert_eq!(fs::read(dir.join("file.gguf")).unwrap(), b"mine");
     assert_eq!(names(dir), ["file.gguf", "run", "there"]);
-    // A configuration that the weights are not of.
+    // A configuration that does not match the weights.
     let config = fs::read_to_string(dir.join("run/config.toml")).unwrap();
     fs::write(dir.join("run/config.toml"), config.replace("d_ff = 48", "d_ff = 64")).unwrap();
     forget_digests(&dir.join("run"));
@@ -106,7 +106,7 @@ fn large(dir: &Path) {
         let wide = |n: u64| if n == 32 { 128 } else { n };
         let shape = match &shape[..] {
             [n] => vec![wide(*n)],
-            // Rows of queries and columns of what they make are the heads', 32 of them.
+            // Rows of queries and columns of their outputs belong to the heads, 32 of them.
             [n, 32] if name.contains("q_proj") || name.contains("k_proj") || name.contains("v_proj") => vec![*n, 128],
             [32, n] if name.contains("o_proj") => vec![128, *n],
             all => all.iter().map(|&n| wide(n)).collect(),
@@ -122,7 +122,7 @@ fn large(dir: &Path) {
     forget_digests(&dir.join("run"));
 }
 
-/// The most memory of a process so far, in bytes.
+/// The peak memory of a process so far, in bytes.
 #[cfg(target_os = "linux")]
 fn most_resident(process: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
@@ -167,7 +167,7 @@ fn memory_does_not_grow_with_the_model_and_a_signal_leaves_nothing() {
         } else {
             assert!(status.success(), "{line}");
             let bytes = fs::metadata(dir.join("out.gguf")).unwrap().len();
-            // 2²⁸ numbers of 4.5 bits and more.
+            // 2²⁸ numbers of at least 4.5 bits.
             assert!(bytes > 150_000_000, "{bytes}");
             assert!(most > 1 << 20 && most < 200 << 20, "{most}");
         }

@@ -1,5 +1,6 @@
-//! `host export` to other programs: `tensors` are the checkpoint's, row by row; `files` are there whole or not at all, and
-//! what cannot be said elsewhere is refused; a tokenizer and a card go along as `words`.
+//! `host export` to other programs: `tensors` are the checkpoint's, row by row; `files` are complete or not written at
+//! all, and models that another format cannot represent are refused; a tokenizer and a card are written as well:
+//! `words`.
 
 #![cfg(unix)]
 
@@ -17,12 +18,12 @@ use capful_tests::gguf::{Gguf, Value as Meta};
 use capful_tests::safetensors::{self, Tensor};
 use serde_json::{Value, json};
 
-/// Two layers of odd sizes: 2 query heads of 16, so that a matrix of one is no matrix of the other.
+/// Two layers of odd sizes: 2 query heads of 16, so that no two kinds of matrices have the same shape.
 const SIZES: &str = "--set layers=2 --set d_model=32 --set heads=2 --set d_ff=48 --set context=64 --tokenizer byte \
                      --vocab-size 262 --seq-len 32 --batch-size 2 --eval-tokens 500 --baseline-tokens 0 --seed 3 \
                      --threads 1";
 
-/// A run of two steps; its last checkpoint.
+/// Trains a run of two steps; returns its last checkpoint.
 fn train(dir: &Path, flags: &str) -> PathBuf {
     host(dir, &format!("train --json --steps 2 --out run {SIZES} {flags}")).ok();
     dir.join("run/checkpoint-00000002")
@@ -36,7 +37,7 @@ fn export(dir: &Path, flags: &str) -> Outcome {
     host(dir, &format!("export --run run {flags}"))
 }
 
-/// What `--to hf` made of a run: its tensors and its config.json.
+/// The files that `--to hf` wrote for a run: its tensors and its config.json.
 fn hugging_face(dir: &Path, flags: &str) -> (BTreeMap<String, Tensor>, Value) {
     export(dir, &format!("--to hf out {flags}")).ok();
     let out = dir.join("out");

@@ -1,4 +1,4 @@
-//! What a tensor becomes: its name, its rows, its numbers.
+//! The name, rows and numbers of every exported tensor.
 
 use super::*;
 
@@ -54,7 +54,7 @@ fn the_parts_decide_and_not_the_names() {
     assert_eq!(exported["model.layers.0.mlp.gate_proj.weight"], stored["gpt_neox.layers.0.mlp.gate.weight"]);
     assert_eq!(exported["lm_head.weight"], stored["embed_out.weight"]);
 
-    // A Yxanul with a GPT-NeoX's.
+    // A Yxanul with a GPT-NeoX's parts.
     let dir = directory();
     let dir = dir.path();
     let neox = "--set norm=layer --set feed=gelu --set residual=parallel --set kv_heads=0 --set rotary_pct=0.5";
@@ -112,7 +112,8 @@ fn a_bias_that_is_not_there_is_zeros() {
     let file = gguf(dir.path(), "");
     assert!(file.tensors["blk.1.ffn_down.bias"].numbers().iter().all(|x| *x == 0.0));
 
-    // Queries, keys and values alone: Qwen2's, but transformers 5 would take its tokenizer, too.
+    // Biases of queries, keys and values alone, as in Qwen2; but with that type transformers 5 would use Qwen2's
+    // tokenizer.
     let dir = directory();
     train(dir.path(), "--preset llama-tiny --set bias=qkv --set kv_heads=1");
     let (exported, config) = hugging_face(dir.path(), "");
@@ -122,7 +123,7 @@ fn a_bias_that_is_not_there_is_zeros() {
     let file = gguf(dir.path(), "");
     assert_eq!(file.text("general.architecture"), "qwen2");
     assert!(!file.tensors.contains_key("blk.0.attn_output.bias"));
-    // It rotates halves: nothing is paired.
+    // It rotates halves, so no rows are permuted.
     let stored = checkpoint(dir.path());
     for (name, ours) in [("attn_q.weight", "q_proj.weight"), ("attn_k.bias", "k_proj.bias")] {
         let stored = &stored[&format!("model.layers.1.self_attn.{ours}")];
@@ -220,7 +221,7 @@ fn a_gpt_neox_is_laid_as_llama_cpp_has_it() {
     assert_eq!(file.number("gptneox.rope.dimension_count"), 4);
     for kind in ["weight", "bias"] {
         let fused = &stored[&format!("gpt_neox.layers.0.attention.query_key_value.{kind}")];
-        // All queries, all keys, all values of [head, (query, key, value), 16].
+        // All queries, all keys, all values from [head, (query, key, value), 16].
         let rows: Vec<u8> =
             [0, 48, 16, 64, 32, 80].iter().flat_map(|&first| fused.rows(first, first + 16).to_vec()).collect();
         assert_eq!(file.tensors[&format!("blk.0.attn_qkv.{kind}")].bytes, rows);
@@ -228,7 +229,7 @@ fn a_gpt_neox_is_laid_as_llama_cpp_has_it() {
     assert_eq!(file.tensors["output.weight"].bytes, stored["embed_out.weight"].bytes);
     assert_eq!(file.tensors["output_norm.bias"].bytes, stored["gpt_neox.final_layer_norm.bias"].bytes);
     assert_eq!(file.names.len(), stored.len());
-    // A head that is the embedding is there all the same: llama.cpp's gptneox asks for one.
+    // A tied head is exported nevertheless: llama.cpp's gptneox requires one.
     let dir = directory();
     train(dir.path(), "--preset pythia-tiny --set tied=true");
     let file = gguf(dir.path(), "");
@@ -243,12 +244,12 @@ fn wavelengths_of_llama_3_are_factors() {
                    --set rotary_original=64";
     train(dir, &format!("--preset llama-tiny --set kv_heads=1 --set bias=qkv {scaling}"));
     let file = gguf(dir, "");
-    // Of llama.cpp's architectures llama alone reads them, and takes the biases.
+    // Of llama.cpp's architectures only llama reads them, and it supports the biases.
     assert_eq!(file.text("general.architecture"), "llama");
     let factors = file.tensors["rope_freqs.weight"].numbers();
     assert_eq!(factors.len(), 8);
     for (pair, factor) in factors.into_iter().enumerate() {
-        // The formula in wavelengths, where ours is in turns.
+        // The formula in wavelengths, where ours is in rotations.
         let wavelength = std::f64::consts::TAU * 10_000f64.powf(pair as f64 / 8.0);
         let expected = match wavelength {
             short if short < 64.0 / 4.0 => 1.0,
@@ -286,7 +287,7 @@ fn numbers_are_rounded_to_the_type_asked_for_or_refused_by_name() {
         for (key, tensor) in &exported {
             assert_eq!((&*tensor.dtype, &tensor.shape), (name, &stored[key].shape));
             for (x, y) in stored[key].numbers().into_iter().zip(tensor.numbers()) {
-                // Half a digit of what a number of this size has; 2⁻²⁵ is half of f16's least.
+                // Half a digit at this magnitude; 2⁻²⁵ is half of f16's smallest number.
                 assert!((x - y).abs() <= x.abs() * 0.5f32.powi(digits) + 0.5f32.powi(25), "{key}: {x} {y}");
             }
         }
@@ -300,7 +301,7 @@ fn numbers_are_rounded_to_the_type_asked_for_or_refused_by_name() {
     export(dir, "--to gguf out.gguf --weights f16").refused(1, &["blk.1.ffn_up.weight", "7e4 has no room in f16"]);
     assert_eq!(names(dir), before);
     hugging_face(dir, "--dtype bf16");
-    // Weights that are no numbers are damage.
+    // NaN weights count as damage.
     large[700] = f32::NAN;
     safetensors::replace(&model, up, &large);
     export(dir, "--to hf other").refused(1, &[up, "not finite"]);
@@ -336,7 +337,7 @@ fn blocks_are_those_of_another_quantiser() {
             assert_eq!(block, expected, "{weights}: block {i}");
         }
         for (name, tensor) in &file.tensors {
-            // Rows of 48 are no whole blocks; vectors are f32.
+            // Rows of 48 are not whole blocks; vectors are f32.
             let expected = match tensor.shape[..] {
                 [_] => 0,
                 [_, 48] => 1,

@@ -1,4 +1,4 @@
-//! What goes along with the tensors: a tokenizer, and a card.
+//! The files that are exported with the tensors: a tokenizer, and a card.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn bytes_are_a_gpt2_tokenizer_without_merges() {
     let tokens = strings(file.list("tokenizer.ggml.tokens"));
     assert_eq!(tokens.len(), 262);
     assert_eq!(tokens[..4], ["<pad>", "<unk>", "<bos>", "<eos>"]);
-    // GPT-2's characters: printable ones stand for themselves; 0 is the first of the others.
+    // GPT-2's characters: printable ones represent themselves; byte 0 is the first of the others.
     assert_eq!((tokens[4], tokens[4 + 32], tokens[4 + 65], tokens[4 + 255]), ("Ā", "Ġ", "A", "ÿ"));
     assert_eq!(tokens[260..], ["[PAD260]", "[PAD261]"]);
     assert!(file.list("tokenizer.ggml.merges").is_empty());
@@ -37,7 +37,7 @@ fn bytes_are_a_gpt2_tokenizer_without_merges() {
     assert_eq!(bare.tensors, file.tensors);
 }
 
-/// A byte-level tokenizer.json with one merge and an end mark, changed by `change`.
+/// A byte-level tokenizer.json with one merge and an end mark, modified by `change`.
 fn byte_level(pre_tokenizer: Value, change: impl FnOnce(&mut Value)) -> String {
     let mut next = 255;
     let mut character = |byte: u32| match byte {
@@ -136,7 +136,7 @@ fn a_tokenizer_json_goes_along_where_llama_cpp_cuts_alike() {
 fn the_model_card_says_what_was_measured_and_how_to_do_it_again() {
     let dir = directory();
     let dir = dir.path();
-    // Several documents: the loss has an error.
+    // With several documents the loss has an error estimate.
     let sizes = SIZES.replace("--eval-tokens 500", "--eval-tokens 4000");
     let flags = "--preset llama-tiny --set kv_heads=1 --lr 0.0013";
     host(dir, &format!("train --json --steps 2 --out run {sizes} {flags}")).ok();
@@ -171,13 +171,13 @@ fn the_model_card_says_what_was_measured_and_how_to_do_it_again() {
     ] {
         assert!(body.contains(&says), "no '{says}' in\n{body}");
     }
-    // The configuration trains the same weights.
+    // Training with the configuration gives the same weights.
     let toml = body.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
     fs::write(dir.join("run.toml"), toml).unwrap();
     host_with(dir, "train --json --config run.toml --out again", &[]).ok();
     let again = safetensors::read(&dir.join("again/checkpoint-00000002/model.safetensors"));
     assert_eq!(again, checkpoint(dir));
-    // A run that went on with more steps is no longer what its configuration trains; one that does not end differently is.
+    // The configuration of a run extended by more steps no longer reproduces it; one with the same end still does.
     for (flags, recipe) in [("--threads 2 --keep 7", true), ("--steps 3", false)] {
         host(dir, &format!("train --json --resume --out again {flags}")).ok();
         let _ = fs::remove_dir_all(dir.join("longer"));
@@ -187,7 +187,7 @@ fn the_model_card_says_what_was_measured_and_how_to_do_it_again() {
         assert_eq!(card.contains("after 2 steps the run went on with steps = 3 in place of 2"), !recipe, "{card}");
         assert!(!card.contains("base_model"), "{card}");
     }
-    // What was not measured is not said.
+    // Unmeasured figures are left out.
     fs::remove_file(dir.join("run/metrics.jsonl")).unwrap();
     export(dir, "--to hf bare").ok();
     let bare = fs::read_to_string(dir.join("bare/README.md")).unwrap();

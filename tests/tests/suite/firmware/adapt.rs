@@ -1,4 +1,5 @@
-//! A tale-teller that goes on learning on an emulated chip: names that no tale has, with the reference device's bits.
+//! A tale model that continues learning on an emulated chip, with names that occur in no tale: the reference device's
+//! bits.
 
 use std::path::Path;
 
@@ -15,21 +16,21 @@ use capful_tests::emulated::{self, BOARDS, Board, line};
 
 use super::recipe::{ADAPT, ADAPT_RATE, CLIP, OPTIMIZER, start};
 
-/// The tale-teller.
+/// The tale model.
 const MODEL: &str = "--preset pythia-tiny --set layers=2 --set d_model=32 --set heads=4 --set d_ff=64 --set context=32 \
                      --tokenizer bpe --vocab-size 320 --seq-len 32 --batch-size 16 --steps 1000 --lr 3e-3 --warmup 20 \
                      --eval-tokens 500 --baseline-tokens 0 --device cpu";
 /// Steps on the chip.
 const STEPS: u32 = 12;
-/// What it learns. The names are of no tale.
+/// The text that it learns. The names occur in no tale.
 const LEARNT: &str = "Zuri had a red ball. Kwame saw the ball. Zuri and Kwame went to the park. \
                       Kwame gave the ball to Zuri. Zuri was happy. Kwame was happy too. \
                       Zuri saw a big dog. The dog ran to Kwame. Zuri and Kwame ran home. ";
-/// What its loss is measured on: other sentences with these names.
+/// The text for measuring the loss: other sentences with these names.
 const HELD: &str = "Kwame had a blue kite. Zuri saw the kite. Kwame and Zuri went to the garden. \
                     Zuri gave the kite to Kwame. Kwame and Zuri were happy. ";
 
-/// What adapting came to.
+/// The results of adapting.
 #[derive(Debug, PartialEq)]
 struct Adapted {
     losses: [u32; 2],
@@ -37,7 +38,7 @@ struct Adapted {
     moments: u64,
 }
 
-/// The same by the host's session on the reference device, from the run's checkpoint and with the host's tokenizer.
+/// The results of the host's session on the reference device, from the run's checkpoint and with the host's tokenizer.
 fn adapted_on_the_host(dir: &Path, learnt: &str) -> Adapted {
     let config = directory::read_config(&dir.join("run")).unwrap().on(Some("reference".to_owned())).unwrap();
     let sections = Sections {
@@ -93,9 +94,9 @@ fn adapted_on_the_host(dir: &Path, learnt: &str) -> Adapted {
 /// Bytes of storage that the program needs.
 const STORAGE: u64 = 879_104;
 
-/// Runs the program on a board with the image of `dir`; its exit status and what it printed.
+/// Runs the program on a board with the image of `dir`; returns its exit status and its output.
 fn run(dir: &Path, (chip, board, memory): Board, storage: u64, text: &str) -> (i32, String) {
-    // The M55's large memory is elsewhere.
+    // The M55's large memory is at another address.
     let memory = if chip == "Cortex-M55" { 0x6000_0000 } else { memory };
     let (image, file) = (dir.join("tales.img"), dir.join("text"));
     std::fs::write(&file, text).unwrap();
@@ -114,7 +115,7 @@ fn a_tale_teller_learns_new_names_on_chips() {
     host(dir.path(), "export --run run --to firmware tales.img").ok();
     let (expected, storage) = (adapted_on_the_host(dir.path(), LEARNT), STORAGE);
     let [before, after] = expected.losses.map(f32::from_bits);
-    // The same sentences of others teach the sentences and not the names.
+    // The same sentences with other names teach the sentences but not the names.
     let others = LEARNT.replace("Zuri", "Lily").replace("Kwame", "Tom");
     let without = f32::from_bits(adapted_on_the_host(dir.path(), &others).losses[1]);
     println!("loss {before}, then {after}; {without} after other names");

@@ -1,4 +1,5 @@
-//! Training on an emulated chip has the bits of the reference device: losses, weights, moments, and what a step leaves.
+//! Training on an emulated chip gives the bits of the reference device: losses, weights, moments, and the state after
+//! each step.
 
 use capful_core::device::{Rates, Single};
 use capful_core::memory::Role;
@@ -12,10 +13,10 @@ use capful_tests::emulated::{BOARDS, Board, line, start};
 
 use super::recipe::{CLIP, IDS, NEUROGEN, OPTIMIZER, PYTHIA, RATE, SEED, STAGE};
 
-/// Steps that are taken.
+/// The number of steps.
 const STEPS: u32 = 20;
 
-/// What the models read, again and again.
+/// The text that the models read repeatedly.
 const TEXT: &str = "a cat sat on a mat. a dog sat on a log. a hen sat in a pen. ";
 
 fn tokens() -> Vec<u8> {
@@ -23,7 +24,7 @@ fn tokens() -> Vec<u8> {
     TEXT.bytes().cycle().take(wanted).collect()
 }
 
-/// What training came to.
+/// The results of training.
 #[derive(Debug, PartialEq)]
 struct Learnt {
     losses: Vec<f32>,
@@ -32,7 +33,7 @@ struct Learnt {
     state: u64,
 }
 
-/// The same steps by the host's session on the reference device: its own layout, its recorded programs.
+/// The results of the host's session on the reference device, with its own layout and recorded programs.
 fn learnt_on_the_host(family: &AnyFamily, tokens: &[u8]) -> Learnt {
     let profile = AnyProfile::Reference(Single);
     let sections = Sections {
@@ -75,7 +76,7 @@ fn learnt_on_the_host(family: &AnyFamily, tokens: &[u8]) -> Learnt {
     Learnt { losses, weights, moments, state }
 }
 
-/// Runs a program on a board, and gives its exit status and what it printed.
+/// Runs a program on a board; returns its exit status and its output.
 fn run(name: &str, (_, board, address): Board, tokens: &[u8], steps: u32) -> (i32, String) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tokens");
@@ -90,7 +91,7 @@ fn pair(text: &str, name: &str) -> [u64; 2] {
     [a, b].map(|n| n.parse().unwrap())
 }
 
-/// What a program says that it learnt.
+/// The results that a program prints.
 fn said(text: &str) -> Learnt {
     let sum = |name| u64::from_str_radix(line(text, name), 16).unwrap();
     let losses = (0..STEPS).map(|step| {
@@ -100,7 +101,7 @@ fn said(text: &str) -> Learnt {
     Learnt { losses: losses.collect(), weights: sum("weights"), moments: sum("moments"), state: sum("state") }
 }
 
-/// A family's program on every chip, and what its steps may cost.
+/// A family's program on every chip, and the limit on its steps' cost.
 fn learns(name: &str, family: &AnyFamily, most: u64) {
     let tokens = tokens();
     let expected = learnt_on_the_host(family, &tokens);

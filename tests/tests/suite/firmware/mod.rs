@@ -2,7 +2,7 @@
 
 mod adapt;
 mod learn;
-// What the program for the chip is built with.
+// The recipe that the chip's program is built with.
 #[path = "../../../firmware/src/recipe.rs"]
 mod recipe;
 mod speak;

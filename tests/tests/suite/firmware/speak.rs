@@ -1,5 +1,5 @@
-//! A trained model as an image: the bits of the run that it was made of, on the host and on an emulated chip, and no
-//! damage that makes anything but an error.
+//! A trained model as an image: the bits of its run, on the host and on an emulated chip, and damage that always
+//! results in an error.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -14,11 +14,11 @@ use capful_host::run::directory;
 use capful_tests::binary::host;
 use capful_tests::emulated::{self, BOARDS, Board, Flash, Said, line, said_by, start};
 
-/// The tale-teller that the documentation measures: 260,032 parameters.
+/// The tale model that the documentation measures: 260,032 parameters.
 const TALES: &str = "--preset llama-tiny --set layers=5 --set d_model=64 --set heads=8 --set kv_heads=4 --set d_ff=172 \
                      --set context=80 --tokenizer bpe --vocab-size 512 --seq-len 80";
 const PROMPT: &str = "Once upon a time";
-/// Tokens that the chip says.
+/// The number of tokens that the chip generates.
 const TOKENS: usize = 64;
 
 /// A run of `steps` steps in `dir`.
@@ -29,14 +29,14 @@ fn train(dir: &Path, model: &str, steps: u32) {
     host(dir, &flags).ok();
 }
 
-/// The image of the run in `dir`, made as a file of the weights' name.
+/// The image of the run in `dir`, written to a file named after the weights' type.
 fn image(dir: &Path, weights: Weights) -> Flash {
     let name = name(weights);
     host(dir, &format!("export --run run --to firmware --weights {name} {name}.img")).ok();
     Flash::of(&std::fs::read(dir.join(format!("{name}.img"))).unwrap())
 }
 
-/// What weights are kept in on a chip.
+/// The types of weights on a chip.
 const WEIGHTS: [Weights; 3] = [Weights::F32, Weights::Int8, Weights::Int4];
 
 fn name(weights: Weights) -> &'static str {
@@ -76,8 +76,8 @@ fn an_image_says_what_the_run_says_bit_by_bit() {
     }
 }
 
-/// The sizes that docs/firmware.md names, and the program's constants: those that are written beside the image in
-/// integers, which needs the most storage.
+/// The sizes in docs/firmware.md, and the program's constants: those that are written next to the image in integers,
+/// which needs the most storage.
 #[test]
 fn images_are_as_large_as_documented() {
     let dir = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn no_damage_passes_and_none_panics() {
             flash = image(dir.path(), weights);
         }
         assert!(Image::open(flash.bytes()).is_ok());
-        // Every byte in turn, one bit of it, another each time.
+        // Every byte in turn, with a different bit each time.
         for at in 0..flash.bytes().len() {
             let bit = 1 << (at % 8);
             flash.bytes_mut()[at] ^= bit;
@@ -134,13 +134,13 @@ fn no_damage_passes_and_none_panics() {
     let moved = Flash::of(&moved);
     assert_eq!(Image::open(&moved.bytes()[4..]).unwrap_err(), ImageError::Alignment);
     assert_eq!(SpikingImage::open(flash.bytes()).unwrap_err(), ImageError::Family(1));
-    // Bytes behind it do not matter.
+    // Bytes after the image do not matter.
     let longer = Flash::of(&[flash.bytes().to_vec(), vec![7; 99]].concat());
     assert!(Image::open(longer.bytes()).is_ok());
 }
 
-/// Damage whose checksum was made anew: what the checksum does not find, checks of lengths, sizes and ids find, or it is
-/// harmless: the image then says something else, and nothing panics.
+/// Damage with a recomputed checksum: checks of lengths, sizes and ids detect it, or it is harmless: the image then
+/// generates different text, and nothing panics.
 #[test]
 fn images_made_to_deceive_are_refused_or_harmless() {
     let tokenizers = ["byte", "word --vocab-size 300", "bpe --vocab-size 300"];
@@ -170,7 +170,7 @@ fn images_made_to_deceive_are_refused_or_harmless() {
     }
 }
 
-/// Text, ids and a token, whatever comes of them.
+/// Uses text, ids and a token of an image, whatever the results are.
 fn use_all(image: &Image<'_>) {
     let vocabulary = image.vocabulary();
     let mut ids = [0; 40];
@@ -222,7 +222,7 @@ fn what_a_caller_may_do_wrong_is_an_error() {
     assert_eq!(encode("abc", 2), Err(TextError::Scratch(3)));
 }
 
-/// Runs the program on a board, and gives its exit status and what it printed.
+/// Runs the program on a board; returns its exit status and its output.
 fn run((_, board, address): Board, image: &Path, bytes: u64, prompt: &str) -> (i32, String) {
     let words = [format!("{address:#x}"), bytes.to_string(), TOKENS.to_string(), prompt.to_owned()];
     start("speak", board, &words, &[(image, address)])
@@ -233,7 +233,8 @@ fn run((_, board, address): Board, image: &Path, bytes: u64, prompt: &str) -> (i
 fn sums_by_a_chips_instructions_are_those_of_plain_code() {
     for (chip, board, _) in BOARDS {
         let (status, text) = start("sums", board, &[], &[]);
-        // Two sets of codes, 158 lengths, 4 offsets: 9 numbers of rows of two codes a byte, and, but for no code, 4 in pairs.
+        // Two sets of codes, 158 lengths, 4 offsets: 9 numbers of rows with two codes in each byte, and, except for
+        // length 0, 4 in pairs.
         assert_eq!((status, line(&text, "sums")), (0, "16400"), "{chip}\n{text}");
     }
 }
@@ -247,14 +248,14 @@ const LARGE: &str = "--preset yxanul-tiny --set layers=9 --set d_model=512 --set
 fn a_model_of_29_million_parameters_speaks_from_external_memory_with_the_bits_of_the_run() {
     const TOKENS: usize = 4;
     let dir = tempfile::tempdir().unwrap();
-    // A batch of one: so many weights need half a gigabyte to train.
+    // A batch size of one: training this many weights takes half a gigabyte.
     let train =
         format!("train {LARGE} --device cpu --batch-size 1 --steps 2 --eval-tokens 100 --baseline-tokens 0 --out run");
     host(dir.path(), &train).ok();
     let bytes = image(dir.path(), Weights::Int4).bytes().len();
     let planned = host(dir.path(), &format!("plan {LARGE} --weights int4 --json")).ok().json();
     assert_eq!(planned["params"], 28_911_104);
-    // Vocabulary and frame are beside what is planned.
+    // Vocabulary and frame are not in the planned size.
     let frame = bytes as u64 - planned["image_bytes"].as_u64().unwrap();
     assert!(bytes + FLASH <= 16 << 20 && frame < 40_000, "{bytes} bytes, {frame} of them frame");
     let storage = planned["arena_bytes"].as_u64().unwrap();
@@ -268,7 +269,7 @@ fn a_model_of_29_million_parameters_speaks_from_external_memory_with_the_bits_of
     println!("28,911,104 parameters in int4, image {bytes}, storage {storage}:\n{text}");
     assert_eq!((status, line(&text, "checksum")), (0, &*format!("{:016x}", said.checksum)), "{text}");
     assert_eq!(line(&text, "tokens"), said.tokens.to_string());
-    // The plan is what it needs, to the word.
+    // The plan is exact to the word.
     let (status, text) = speak(storage - 8);
     assert!(status == 3 && text.contains(&format!("{storage} bytes of storage are needed")), "{status}\n{text}");
 }
@@ -278,7 +279,7 @@ fn a_model_of_29_million_parameters_speaks_from_external_memory_with_the_bits_of
 #[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn a_model_by_the_quick_recipe_speaks_with_the_bits_of_the_run() {
     const TOKENS: usize = 16;
-    // All of them words of the tales.
+    // All of its words occur in the tales.
     const PROMPT: &str = "once there was a";
     let dir = tempfile::tempdir().unwrap();
     train(dir.path(), "--preset quick-tiny --set layers=3 --set d_model=64 --set d_ff=96 --warmup 0 --lr 1e-3", 20);
@@ -287,7 +288,7 @@ fn a_model_by_the_quick_recipe_speaks_with_the_bits_of_the_run() {
         let said = said_behind(PROMPT, dir.path(), weights, TOKENS);
         let path = dir.path().join(format!("{}.img", name(weights)));
         for board in BOARDS {
-            // Behind the image, in the same memory.
+            // After the image, in the same memory.
             let storage = (board.2 + bytes as u64).next_multiple_of(4096);
             let [address, storage] = [board.2, storage].map(|address| format!("{address:#x}"));
             let words = [&*address, &bytes.to_string(), &storage, "1048576", &TOKENS.to_string(), PROMPT];
@@ -301,16 +302,16 @@ fn a_model_by_the_quick_recipe_speaks_with_the_bits_of_the_run() {
     }
 }
 
-/// The most code and constants that the program links with.
+/// The limit on the program's code and constants.
 const FLASH: usize = 96 << 10;
 
-/// The run and the image that all chips get.
+/// The run and the image for all chips.
 fn tales() -> &'static (tempfile::TempDir, [(Weights, Said); 3]) {
     static TALE: OnceLock<(tempfile::TempDir, [(Weights, Said); 3])> = OnceLock::new();
     TALE.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
-        // So few steps that no end comes: all positions are looked at.
-        // The weights stay small while the learning rate warms up. With larger ones exponentials take more instructions.
+        // So few steps that no end mark is generated: all positions are compared. The weights stay small while the
+        // learning rate warms up. With larger ones exponentials take more instructions.
         train(dir.path(), &format!("{TALES} --warmup 50"), 20);
         let said = WEIGHTS.map(|weights| {
             image(dir.path(), weights);
@@ -322,7 +323,8 @@ fn tales() -> &'static (tempfile::TempDir, [(Weights, Said); 3]) {
     })
 }
 
-/// The most instructions of a token, mean over positions 0 to 63. In integers of 8 bits less than 60 % of those in f32.
+/// The limit on a token's instructions, as the mean over positions 0 to 63. In integers of 8 bits less than 60 % of
+/// those in f32.
 const INSTRUCTIONS: [u64; 3] = [1_250_000, 720_000, 1_080_000];
 
 #[test]
@@ -337,11 +339,11 @@ fn chips_say_what_the_run_says_bit_by_bit() {
         println!("{}, {}:\n{text}", chip.0, name(*weights));
         let (_, told) = text.split_once(&format!("{PROMPT}|")).expect("the prompt");
         let told = told.split_once("\nchecksum").expect("a checksum").0;
-        // The chip writes the bytes of a character that was not finished as they are.
+        // The chip writes the bytes of an unfinished character as they are.
         assert_eq!(told.trim_end_matches('\u{fffd}'), said.text.trim_end_matches('\u{fffd}'), "{chip:?}");
         assert_eq!(line(&text, "checksum"), format!("{:016x}", said.checksum), "{chip:?}");
         assert_eq!(line(&text, "tokens"), said.tokens.to_string(), "{chip:?}");
-        // The measure itself: two million instructions, and some around them.
+        // Checks the measurement itself: two million instructions, and some around them.
         let known = line(&text, "counter").split(", ").nth(1).expect("a known loop");
         let known: u64 = known.split(' ').next().expect("a number").parse().unwrap();
         assert!((2_000_000..2_000_200).contains(&known), "{chip:?}: {known} instructions in a loop of two million");
@@ -376,19 +378,19 @@ fn a_chip_refuses_what_is_wrong() {
     refused("piece", &whole, chip, bytes, &"a".repeat(25), "needs 25 nodes");
 }
 
-/// Words outside the vocabulary, where text is read by the word: an error and no panic. What is known is said.
+/// Words outside the vocabulary, where text is split into words: an error and no panic. Known words work.
 #[test]
 #[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn a_chip_refuses_a_word_that_it_does_not_know() {
     let dir = tempfile::tempdir().unwrap();
-    // As many positions as the program keeps.
+    // As many positions as the program has.
     let model = "--preset llama-tiny --set layers=1 --set d_model=16 --set heads=2 --set kv_heads=2 --set d_ff=16 \
                  --set context=80 --seq-len 80 --tokenizer word --vocab-size 300";
     train(dir.path(), model, 1);
     let bytes = image(dir.path(), Weights::Int8).bytes().len() as u64;
     let path = dir.path().join("int8.img");
     let endless = format!("the {}", "A".repeat(80));
-    // Marks that combine, letters whose small form is longer, and a word beyond all room.
+    // Combining marks, letters with a longer lower case, and a word beyond all limits.
     let unknown = [("Zwölfter", 0), ("the Zwölfter", 4), ("the  and Σ\u{307}ß the", 9), ("the İ", 4), (&endless, 4)];
     for board in BOARDS {
         for (prompt, at) in unknown {
@@ -396,7 +398,7 @@ fn a_chip_refuses_a_word_that_it_does_not_know() {
             let said = format!(": the word at byte {at} is not in the vocabulary");
             assert_eq!((status, line(&text, "refused")), (3, &*said), "{board:?} {prompt}\n{text}");
         }
-        // The mark itself is a word that is known.
+        // The mark itself is a known word.
         for prompt in ["the", "THE <unk> the"] {
             let (status, text) = run(board, &path, bytes, prompt);
             assert!(status == 0 && text.contains(&format!("{prompt}|")), "{board:?} {prompt}: {status}\n{text}");

@@ -1,5 +1,5 @@
-//! A trained NeuroGen as an image: the bits of the run, on the host and on an emulated chip, and no damage that makes
-//! anything but an error.
+//! A trained NeuroGen as an image: the bits of the run, on the host and on an emulated chip, and damage that always
+//! results in an error.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ const SMALL: &str = "--preset neurogen-tiny --set embedding=24 --set thalamus_ne
                      --set basal_ganglia_outputs=32 --set thalamus_fan_in=32 --set wernicke_fan_in=32 \
                      --set broca_fan_in=32 --set hippocampus_fan_in=32 --set pfc_fan_in=32 --set basal_ganglia_fan_in=32";
 const PROMPT: &str = "Once upon a time";
-/// Tokens that the chip says, and positions that it keeps.
+/// The number of tokens that the chip generates, and its positions.
 const TOKENS: usize = 64;
 const CONTEXT: u32 = 128;
 
@@ -39,7 +39,7 @@ fn constant(dir: &Path, name: &str) -> u64 {
     found.unwrap().trim_end_matches(';').parse().unwrap()
 }
 
-/// All parts, and as few as there may be.
+/// All optional parts, and as few as possible.
 const PARTS: [&str; 3] = [
     "--set gate=true --set feedback=true",
     "--tokenizer word --vocab-size 300 --set memory=0 --set skip=0 --set mode=pipelined",
@@ -61,7 +61,7 @@ fn a_neurogens_image_says_what_the_run_says_bit_by_bit() {
         }
         assert_eq!(found, expected, "{parts}");
         assert!(found.tokens > 20, "{parts}: {found:?}");
-        // What is described is the run's model.
+        // The description is the run's model.
         let mut words = Vec::new();
         image.description().words(&mut |word| words.push(word));
         assert_eq!(SpikingDescription::of(&words), Ok(*image.description()));
@@ -86,13 +86,13 @@ fn what_was_read_is_forgotten() {
         logits
     };
     let first = read(&mut decoder);
-    // Without forgetting, other logits follow.
+    // Without clearing, the logits differ.
     assert_ne!(read(&mut decoder), first);
     decoder.clear();
     assert_eq!(read(&mut decoder), first);
 }
 
-/// The image with a word changed and its checksum made anew.
+/// The image with a changed word and a recomputed checksum.
 fn changed(flash: &Flash, word: usize, value: u32) -> Flash {
     let mut flash = Flash::of(flash.bytes());
     flash.bytes_mut()[word * 4..][..4].copy_from_slice(&value.to_le_bytes());
@@ -118,7 +118,7 @@ fn no_damage_of_a_neurogens_image_passes_and_none_panics() {
     }
     // A program of another family.
     assert_eq!(Image::open(flash.bytes()).unwrap_err(), ImageError::Family(2));
-    // Each word of the description, with a checksum that is right: refused, or another model whose tokens are read.
+    // Each word of the description, with a correct checksum: refused, or another model that can be decoded.
     let (mut refused, mut harmless) = (0, 0);
     for word in 16..16 + SpikingDescription::WORDS {
         for value in [0, 1, 2, 3, 7, 255, 1 << 16, 1 << 30, u32::MAX - 1, u32::MAX] {
@@ -196,7 +196,7 @@ fn what_a_caller_may_do_wrong_with_a_neurogen_is_an_error() {
 #[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn chips_say_what_a_neurogen_says_bit_by_bit() {
     for parts in PARTS {
-        // Words that the vocabulary has.
+        // Words in the vocabulary.
         let prompt = if parts.contains("word") { "the and" } else { PROMPT };
         let dir = tempfile::tempdir().unwrap();
         let flash = image(dir.path(), parts, 10);
@@ -214,14 +214,14 @@ fn chips_say_what_a_neurogen_says_bit_by_bit() {
             println!("{chip}, image {bytes}, storage {storage}:\n{text}");
             assert_eq!((status, line(&text, "checksum")), (0, &*format!("{:016x}", said.checksum)), "{chip}\n{text}");
             assert_eq!(line(&text, "tokens"), said.tokens.to_string());
-            // The chip writes the bytes of a character that was not finished as they are.
+            // The chip writes the bytes of an unfinished character as they are.
             let (_, told) = text.split_once(&format!("{prompt}|")).expect("the prompt");
             let told = told.split_once("\nchecksum").expect("a checksum").0;
             let trimmed = |text: &str| text.trim_end_matches('\u{fffd}').trim_start().to_owned();
             assert_eq!(trimmed(told), trimmed(&said.text), "{chip}");
             let stack: Vec<u64> = line(&text, "stack").split(" of ").map(|n| n.parse().unwrap()).collect();
             assert!(stack[0] < stack[1], "{chip}: the stack was full");
-            // The plan is what it needs, to the word.
+            // The plan is exact to the word.
             let refused = |image: &Path, bytes, storage, prompt: &str, says: &str| {
                 let (status, text) = speak(image, bytes, storage, prompt);
                 assert!(status == 3 && text.contains(says), "{chip}: {status}\n{text}");

@@ -18,7 +18,7 @@ fn fifty_steps_from_a_model_follow_pytorch() {
         for (step, (got, torch)) in got.iter().zip(&expected).enumerate() {
             assert!((got - torch).abs() <= 1e-3 * torch, "{name}, step {}: {got}, PyTorch {torch}", step + 1);
         }
-        // By way of a run it is the same training.
+        // Through an imported run it is the same training.
         import(dir, &fixture(name)).ok();
         let again = losses(&host(dir, &format!("{line} --init-from run --out b")).ok());
         assert_eq!(again, got, "{name}");
@@ -33,17 +33,17 @@ fn a_run_from_another_goes_on_without_it() {
     let line = training(&fixture("texts.jsonl"));
     let whole = losses(&host(dir, &format!("{line} --init-from {} --out whole", model.display())).ok());
     let half = line.replace("--steps 50", "--steps 30");
-    // The key of a file says the same as the flag.
+    // The key in a file has the same effect as the flag.
     fs::write(dir.join("run.toml"), "init_from = 'model'\n").unwrap();
     let said = host(dir, &format!("{} --config run.toml --out part", half.replace("--json ", ""))).ok().err;
-    // Its tokenizer knows these texts; of the tales it knows few words.
+    // Its tokenizer knows these texts, but few words of the tales.
     assert!(!said.contains("are unknown"), "{said}");
     let tales = "--data tales --steps 1 --batch-size 1 --seq-len 12 --eval-tokens 500 --baseline-tokens 0";
     let said = host(dir, &format!("train --init-from model {tales} --out tales")).ok().err;
     assert!(said.contains("% of the words are unknown to the tokenizer of the model in --init-from"), "{said}");
     let said = host(dir, "eval --run tales --eval-tokens 500").ok().out;
     assert!(said.contains("% of the words are unknown to the tokenizer: the loss"), "{said}");
-    // Begun, and nothing saved: it begins again, and needs the model for it.
+    // Begun without a checkpoint: the run begins again, and needs the model for it.
     let (saved, aside) = (dir.join("part/checkpoint-00000030"), dir.join("aside"));
     fs::rename(&saved, &aside).unwrap();
     let hidden = dir.join("hidden");
@@ -67,7 +67,7 @@ fn a_run_may_begin_as_one_that_was_trained_here() {
     let small = TINY.replace("--vocab-size 300", "--vocab-size 300 --seed 5");
     host(dir, &format!("train --json {small} --steps 6 --out first")).ok();
     let scored = host(dir, "eval --json --run first").ok().json();
-    // A step that moves nothing leaves what there was.
+    // A step that changes nothing preserves the weights.
     let flags = "--steps 1 --lr 0 --seed 5 --seq-len 32 --batch-size 4 --eval-tokens 500";
     for from in ["first", "first/checkpoint-00000006"] {
         let out = host(dir, &format!("train --json --init-from {from} {flags} --out second")).ok();
@@ -75,7 +75,7 @@ fn a_run_may_begin_as_one_that_was_trained_here() {
         assert_eq!(last["val_loss"], scored["loss"], "{from}");
         fs::remove_dir_all(dir.join("second")).unwrap();
     }
-    // What it is is not asked again, and not contradicted.
+    // Settings that the model determines are not needed, and must not be contradicted.
     for (flags, says) in [
         ("--preset yxanul-tiny", "--preset yxanul-tiny"),
         ("--set layers=2", "layers"),
@@ -90,7 +90,7 @@ fn a_run_may_begin_as_one_that_was_trained_here() {
     host(dir, "train --init-from nowhere --steps 1 --out third").refused(2, &["nowhere"]);
     fs::create_dir(dir.join("empty")).unwrap();
     host(dir, "train --init-from empty --steps 1 --out third").refused(2, &["empty"]);
-    // What says the same is no contradiction.
+    // The same value is no contradiction.
     host(dir, &format!("train --json --init-from first {flags} --set layers=1 --set d_model=16 --out third")).ok();
 }
 
@@ -102,7 +102,7 @@ fn a_run_from_a_model_is_planned_before_a_weight_is_read() {
     fs::remove_file(model.join("model.safetensors")).unwrap();
     let plan = |flags: &str| host(dir, &format!("plan --json --init-from model --seq-len 16 {flags}"));
     let small = plan("").ok().json()["arena_bytes"].as_u64().unwrap();
-    // A long context is no reason to lay all of it.
+    // A long context does not require memory for all of it.
     edit(&model.join("config.json"), |config| config["max_position_embeddings"] = 131_072.into());
     let long = plan("").ok().json()["arena_bytes"].as_u64().unwrap();
     let short = plan("--set context=64").ok().json()["arena_bytes"].as_u64().unwrap();

@@ -1,4 +1,5 @@
-//! Models of `transformers`: read and run; begun from, and refused, in files of their own. The fixtures are those of `tests/peers/import_fixture.py`.
+//! Models of `transformers`: importing and running them; beginning from them and refusing them have files of their own.
+//! The fixtures are those of `tests/peers/import_fixture.py`.
 
 mod begun;
 mod refused;
@@ -17,7 +18,7 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/import").join(name)
 }
 
-/// A copy of a fixture's files in `dir/model`, to change at will.
+/// A copy of a fixture's files in `dir/model`, which may be changed.
 pub(crate) fn copy(name: &str, dir: &Path) -> PathBuf {
     let to = dir.join("model");
     let _ = fs::remove_dir_all(&to);
@@ -29,10 +30,10 @@ pub(crate) fn copy(name: &str, dir: &Path) -> PathBuf {
     to
 }
 
-/// What a tensor is called instead.
+/// The new name of a tensor.
 type Called<'a> = &'a dyn Fn(&str) -> String;
 
-/// What is done to a file.
+/// A change of a file.
 type Change<T> = Box<dyn FnOnce(&mut T)>;
 
 pub(crate) fn json_file(path: &Path) -> Value {
@@ -87,7 +88,7 @@ impl Tensors {
         rest
     }
 
-    /// Adds a tensor behind all others.
+    /// Appends a tensor.
     fn add(&mut self, name: &str, dtype: &str, shape: Value, bytes: &[u8]) {
         let begin = self.data.len();
         self.data.extend_from_slice(bytes);
@@ -110,8 +111,8 @@ pub(crate) fn import(dir: &Path, model: &Path) -> Outcome {
     host(dir, &format!("import --from hf {} --out run", model.display()))
 }
 
-/// Logits of `ids`, position after position, and their largest difference from those of the fixture by the largest of
-/// them.
+/// The largest difference between the logits of `ids`, position after position, and those of the fixture, divided by
+/// the largest of these.
 fn difference(dir: &Path, run: &str, name: &str) -> f64 {
     let expected = json_file(&fixture(name).join("expected.json"));
     let ids: Vec<_> = numbers(&expected["ids"]).iter().map(|id| format!("{id}")).collect();
@@ -152,7 +153,7 @@ fn logits_are_those_of_transformers_and_every_byte_is_kept() {
             let source = given.iter().find_map(|file| file.get(tensor));
             assert!(source.is_some() && source == saved.get(tensor), "{name}: {tensor}");
         }
-        // All that is left out are the buffers of old files.
+        // Only the buffers of old files are left out.
         let kept = |tensor: &&String| saved.get(tensor).is_none();
         let left: Vec<_> = given.iter().flat_map(Tensors::names).filter(kept).collect();
         let expected = if name == "gpt_neox_parallel" { 6 } else { 0 };
@@ -175,7 +176,7 @@ fn an_imported_model_is_a_run() {
         let config = json_file(&dir.join("run/checkpoint-00000000/config.json"));
         assert_eq!(config["eos_token_id"], 2, "{name}");
         host(dir, "train --resume --out run").refused(2, &["optimizer", "--init-from"]);
-        // It is as it was.
+        // The run is unchanged.
         import(dir, &fixture(name)).refused(2, &["run"]);
         let again = host(dir, &format!("eval --json --run run --data {}", texts.display())).ok().json();
         assert_eq!(again, scored, "{name}");
@@ -215,7 +216,7 @@ fn a_model_is_known_by_its_type_and_its_tensors_by_what_they_are() {
             let written = fs::read(dir.join("run/checkpoint-00000000/model.safetensors")).unwrap();
             assert!(written == expected, "{name}: {what}");
         }
-        // They are read into a run as well.
+        // They are imported into a run as well.
         let line = training(&fixture("texts.jsonl")).replace("--steps 50", "--steps 1");
         let compiled = losses(&host(dir, &format!("{line} --init-from model --out a")).ok());
         let given = losses(&host(dir, &format!("{line} --init-from {} --out b", fixture(name).display())).ok());
@@ -224,7 +225,7 @@ fn a_model_is_known_by_its_type_and_its_tensors_by_what_they_are() {
             fs::remove_dir_all(dir.join(run)).unwrap();
         }
     }
-    // One tensor twice.
+    // The same tensor twice.
     let model = copy("llama3", dir);
     let mut file = Tensors::read(&model.join("model.safetensors"));
     file.add("norm.weight", "BF16", json!([16]), &[0; 32]);
@@ -234,7 +235,7 @@ fn a_model_is_known_by_its_type_and_its_tensors_by_what_they_are() {
 
 #[test]
 fn a_checkpoint_of_our_own_is_read_without_its_run() {
-    // Blocks of attention and a factorised embedding; GPT-NeoX's names; a mixture of both.
+    // Block-sparse attention and a factorised embedding; GPT-NeoX's names; a mixture of both.
     for flags in [
         "--preset yxanul-tiny --attention mixed --block 16 --set layers=2 --set d_model=32 --set heads=4 --set kv_heads=2 \
          --set rank=8 --set d_ff=48",
@@ -255,7 +256,7 @@ fn a_checkpoint_of_our_own_is_read_without_its_run() {
         host(dir, &format!("{train} --out first")).ok();
         fs::rename(dir.join("first/checkpoint-00000003"), dir.join("model")).unwrap();
         import(dir, &dir.join("model")).ok();
-        // As the run was, so that its logits can be had.
+        // Restores the run, so that its logits can be computed.
         fs::rename(dir.join("model"), dir.join("first/checkpoint-00000003")).unwrap();
         let ids: Vec<String> = (0..60).map(|n| (n * n % 300).to_string()).collect();
         let logits = |run: &str| host(dir, &format!("logits --json --run {run} --ids {}", ids.join(","))).ok().json();
@@ -274,7 +275,7 @@ fn what_is_exported_again_is_what_was_imported() {
         for tensor in given[0].names() {
             assert!(there.get(tensor) == given[0].get(tensor), "{name}: {tensor}");
         }
-        // A Qwen2 with another tokenizer than Qwen2's own is exported as a Llama, whose bias more is zeros.
+        // A Qwen2 with a different tokenizer is exported as a Llama, whose additional bias is zeros.
         for more in there.names().filter(|tensor| given[0].get(tensor).is_none()) {
             let (_, _, bytes) = there.get(more).unwrap();
             let zeros = bytes.iter().all(|byte| *byte == 0);
@@ -309,7 +310,7 @@ fn the_card_says_what_a_model_was_made_of_and_repeats_no_run_that_was_none() {
     for says in ["trained with capful 0", "raining data", "tales", "```toml", "instructions"] {
         assert!(!imported.contains(says), "{says}: {imported}");
     }
-    // What it begins from may be gone by then.
+    // The model that it begins from may be gone by then.
     let line = training(&fixture("texts.jsonl")).replace("--steps 50", "--steps 4 --seed 3");
     host(dir, &format!("{line} --init-from run --out tuned")).ok();
     fs::rename(dir.join("run"), dir.join("aside")).unwrap();
@@ -324,7 +325,7 @@ fn the_card_says_what_a_model_was_made_of_and_repeats_no_run_that_was_none() {
     ] {
         assert!(tuned.contains(says), "{says}: {tuned}");
     }
-    // Its recipe trains the same weights.
+    // Training with its recipe gives the same weights.
     fs::rename(dir.join("aside"), dir.join("run")).unwrap();
     let toml = tuned.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
     fs::write(dir.join("run.toml"), toml).unwrap();
@@ -333,14 +334,15 @@ fn the_card_says_what_a_model_was_made_of_and_repeats_no_run_that_was_none() {
     host(dir, "train --json --config run.toml --out again").ok();
     let weights = |run: &str| fs::read(dir.join(run).join("checkpoint-00000004/model.safetensors")).unwrap();
     assert!(weights("again") == weights("tuned"));
-    // A checkpoint on the way says of how many steps it is.
+    // An earlier checkpoint names its number of steps.
     fs::remove_dir_all(dir.join("again")).unwrap();
     fs::write(dir.join("run.toml"), toml.replace("save_every = ", "save_every = 3 # ")).unwrap();
     host(dir, "train --json --config run.toml --out again").ok();
     fs::remove_dir_all(dir.join("again/checkpoint-00000004")).unwrap();
     let early = card("again");
     assert!(early.contains("all of its 4 steps; this is its checkpoint after 3"), "{early}");
-    // A run of an earlier version: its configuration says what it began from, an import from where nobody knows.
+    // A run of an earlier version: its configuration names the model that it began from; an import has no record of its
+    // source.
     for (run, says) in [("tuned", "begun from `run` and"), ("run", "imported from a model that is not recorded")] {
         fs::remove_file(dir.join(run).join("history.json")).unwrap();
         let old = card(run);
@@ -348,7 +350,7 @@ fn the_card_says_what_a_model_was_made_of_and_repeats_no_run_that_was_none() {
     }
 }
 
-/// A model of 256 MB, whose embedding is a hole in its file, in `dir/model`.
+/// A model of 256 MB in `dir/model`, with its embedding as a hole in the file.
 #[cfg(target_os = "linux")]
 fn large(dir: &Path) -> PathBuf {
     const ROWS: u64 = 4_000_000;
@@ -388,7 +390,7 @@ fn a_large_model_takes_little_memory_and_a_signal_leaves_nothing_of_it() {
     let written = dir.join("run/checkpoint-00000000/model.safetensors").metadata().unwrap().len();
     assert!(written > 256_000_000, "{written}");
 
-    // A signal that comes when all is written changes nothing.
+    // A signal that arrives when everything is written changes nothing.
     let stopped = (0..5).any(|_| {
         fs::remove_dir_all(dir.join("run")).unwrap_or_default();
         let mut process = start();

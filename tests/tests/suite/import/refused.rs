@@ -1,4 +1,4 @@
-//! What is no model, or a damaged one, is refused in one line and leaves nothing.
+//! Invalid or damaged models are refused in one line and leave no files.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn what_is_no_model_of_these_is_refused_and_leaves_nothing() {
             fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).filter(|n| n != "model").collect();
         assert!(left.is_empty(), "{what}: {left:?}");
     };
-    // Files that are missing or of another kind.
+    // Missing files, or files of another kind.
     for (gone, says) in [
         ("config.json", &["config.json"][..]),
         ("tokenizer.json", &["tokenizer.json"]),
@@ -144,7 +144,7 @@ fn weights_that_are_not_the_models_are_refused_and_leave_nothing() {
         file.write(&model);
         refused(&format!("change {number}"), says);
     }
-    // Eight bits, and whole numbers.
+    // Eight bits, and integers.
     for dtype in ["F8_E4M3", "I64"] {
         let model = copy("llama3", dir).join("model.safetensors");
         let mut file = Tensors::read(&model).without("model.norm.weight");
@@ -153,7 +153,7 @@ fn weights_that_are_not_the_models_are_refused_and_leave_nothing() {
         file.write(&model);
         refused(dtype, &["model.norm.weight", dtype]);
     }
-    // A head that is the embedding, bit for bit, is one.
+    // A separate head that equals the embedding bit for bit counts as tied.
     let model = copy("llama3", dir).join("model.safetensors");
     let mut file = Tensors::read(&model);
     let (dtype, shape, bytes) = file.get("model.embed_tokens.weight").unwrap();
@@ -218,7 +218,7 @@ fn shards_that_do_not_belong_together_are_refused_and_leave_nothing() {
     }
     #[cfg(unix)]
     {
-        // What is no regular file is not waited for.
+        // Importing does not wait for special files.
         let model = copy("llama_sharded", dir);
         fs::remove_file(model.join(FIRST)).unwrap();
         let made = std::process::Command::new("mkfifo").arg(model.join(FIRST)).status().unwrap();
@@ -247,7 +247,7 @@ fn random_damage_is_read_or_refused_in_one_line() {
         let path = &files[draw(files.len())];
         let mut bytes = fs::read(path).unwrap();
         for _ in 0..=draw(3) {
-            // Of a file of weights rather the header than numbers.
+            // In a file of weights preferably the header, not the numbers.
             let within = bytes.len().min(1200);
             let at = draw(within.max(1));
             match draw(4) {

@@ -1,47 +1,47 @@
-//! Spiking modules of one stream, token after token, in one launch: `spikes.cu` says how. Found in a program as a pass
-//! over its list.
+//! Spiking modules of one stream, token after token, in one launch, which `modules.cu` describes. A pass over a
+//! program's operations finds such modules.
 
 use capful_core::device::{Op, OperationError};
 use capful_core::ops::Spike;
 
 use super::spike::countable;
-use crate::arguments::SpikesArgs;
+use crate::arguments::ModulesArgs;
 use crate::device::Cuda;
 use crate::room::spiking::BitRoom;
 
-// As in spikes.cu.
+// The same constants as in modules.cu.
 const MOST_MODULES: usize = 8;
 const WARPS: u32 = 20;
 const THREADS: u32 = 32 * WARPS;
-/// Bytes of all warps' Products.
+/// Bytes of the struct Products of all warps.
 const PRODUCTS: u32 = WARPS * 16 * (4 * 36 + 8);
-// There is scratch for as many.
+// The scratch has room for this number of modules.
 const _: () = assert!(MOST_MODULES as u64 == BitRoom::MODULES);
 
-/// Operations of one launch: modules at a first token, and how many tokens go through them.
+/// Operations of one launch: the modules at a first token, and the number of tokens that they process.
 pub(crate) struct Modules {
     at_first: Vec<Spike>,
     tokens: u32,
-    /// Neurons of a thread block, of each module.
+    /// Neurons of a thread block, for each module.
     shares: Vec<u32>,
-    /// Bytes of shared memory for the bits of a module's neurons, for those of a block's, and of all.
+    /// Bytes of shared memory for the bits of a module's neurons, for the bits of a block's neurons, and in all.
     bits: u32,
     fired: u32,
     shared: u64,
 }
 
-/// Whether neurons have one stream and none competes.
+/// Whether the neurons have a single stream and do not compete.
 fn alone(o: &Spike) -> bool {
     o.signals.columns() == 1 && o.cell.winners >= o.cell.block.min(o.weights.rows())
 }
 
-/// Whether the second may come with the first in one launch.
+/// Whether the second module can be in one launch with the first.
 pub(crate) fn follows(a: &Spike, b: &Spike) -> bool {
     alone(a) && alone(b) && a.signals == b.signals && a.keep == b.keep
 }
 
-/// The first operations of `ops` that are modules at the same token, as many as one launch takes, of which each one may
-/// come with the first.
+/// The first operations of `ops` that are modules at the same token: at most as many as one launch supports, each of
+/// which `may` be in one launch with the first.
 pub(crate) fn at_one_token(ops: &[Op], may: impl Fn(&Spike, &Spike) -> bool) -> Vec<Spike> {
     let spike = |op: &Op| if let Op::Spike(o) = op { Some(*o) } else { None };
     let Some(first) = ops.first().and_then(spike) else { return Vec::new() };
@@ -49,7 +49,7 @@ pub(crate) fn at_one_token(ops: &[Op], may: impl Fn(&Spike, &Spike) -> bool) -> 
     ops.iter().map_while(spike).take(MOST_MODULES).take_while(own).collect()
 }
 
-/// How many tokens `ops` takes through these modules, one after the other.
+/// The number of consecutive tokens that `ops` process with these modules.
 pub(crate) fn tokens_of(ops: &[Op], modules: &[Spike]) -> u32 {
     let at = |t: u32, o: &Spike| Op::Spike(Spike { token: o.token + t, ..*o });
     let again = |(t, ops): &(u32, &[Op])| ops.iter().zip(modules).all(|(op, o)| *op == at(*t, o));
@@ -68,8 +68,8 @@ fn share(o: &Spike, blocks: u32) -> Option<u32> {
 }
 
 impl Modules {
-    /// Of the first operations of `ops`; nothing where the first is no such operation, or has no room in `shared` bytes of
-    /// each of so many `blocks`.
+    /// The launch of the first operations of `ops`; `None` if the first is no such operation, or needs more than
+    /// `shared` bytes in each of `blocks` thread blocks.
     pub(crate) fn of(ops: &[Op], blocks: u32, shared: u64) -> Option<Modules> {
         let mut at_first = at_one_token(ops, follows);
         let found = loop {
@@ -81,7 +81,7 @@ impl Modules {
         Some(Modules { tokens: tokens_of(ops, &found.at_first), ..found })
     }
 
-    /// What modules take of a thread block's memory.
+    /// The shared memory that modules need in a thread block.
     fn room(modules: &[Spike], blocks: u32) -> Option<Modules> {
         if blocks < 2 {
             return None;
@@ -110,19 +110,19 @@ impl Modules {
         Some(found)
     }
 
-    /// How many operations it does.
+    /// The number of operations in the launch.
     pub(crate) fn count(&self) -> usize {
         self.at_first.len() * self.tokens as usize
     }
 }
 
 impl Cuda {
-    /// What the first operations of `ops` are launched as.
+    /// The launch of the first operations of `ops`.
     pub(crate) fn modules(&self, ops: &[Op]) -> Option<Modules> {
         Modules::of(ops, self.hardware.together, self.hardware.shared)
     }
 
-    /// Queues a launch, and says how many operations it does.
+    /// Queues a launch; returns the number of its operations.
     pub(crate) fn run_modules(&mut self, modules: &Modules) -> Result<usize, OperationError> {
         let mut all = Vec::with_capacity(MOST_MODULES);
         let mut bits = BitRoom::FIRST;
@@ -135,15 +135,15 @@ impl Cuda {
             bits += bytes;
         }
         let Some((&first, o)) = all.first().zip(modules.at_first.first()) else { return Ok(0) };
-        let kernel = format!("spikes_{}", o.signals.dtype.name());
+        let kernel = format!("modules_{}", o.signals.dtype.name());
         let arrivals = self.scratch_at(0, 4)?;
         self.fill(arrivals, 0, 1)?;
         let (count, tokens) = (all.len() as u32, modules.tokens);
         let (bits_room, fired_room) = (modules.bits, modules.fired);
         let mut arguments =
-            SpikesArgs { module: [first; MOST_MODULES], arrivals, modules: count, tokens, bits_room, fired_room };
+            ModulesArgs { module: [first; MOST_MODULES], arrivals, modules: count, tokens, bits_room, fired_room };
         arguments.module[..all.len()].copy_from_slice(&all);
-        self.launch_together("spikes", &kernel, THREADS, modules.shared as u32, &arguments)?;
+        self.launch_together("modules", &kernel, THREADS, modules.shared as u32, &arguments)?;
         Ok(modules.count())
     }
 }

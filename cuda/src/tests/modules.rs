@@ -1,4 +1,5 @@
-//! Modules of spiking neurons, token after token in one launch, against the Reference, which goes through them one by one.
+//! Compares modules of spiking neurons, run token after token in one launch, with the Reference, which runs them one by
+//! one.
 
 use std::collections::BTreeSet;
 
@@ -9,17 +10,19 @@ use capful_core::random::Random;
 
 use super::bench::Bench;
 use crate::Precision;
-use crate::spiking::spikes::Modules;
+use crate::spiking::modules::Modules;
 use capful_witness::Lay;
 
 const ROWS: u32 = 61;
 const TOKENS: u32 = 5;
 
-/// Neurons, synapses of each, the first output and how many, whether thresholds move, and neurons that win of eight.
+/// Neurons, synapses of each neuron, the first output and the number of outputs, whether thresholds change, and winners
+/// among eight neurons.
 #[derive(Clone, Copy)]
 struct Module(u32, u32, u32, u32, bool, u32);
 
-/// Groups of five, of three and of one; of which a block has all or a part of a byte; synapses in whole pieces and not.
+/// Output groups of five, of three, of a hundred and of one neuron; blocks with all or a part of a byte of bits;
+/// synapses in whole and in partial pieces.
 const MODULES: [Module; 4] = [
     Module(200, 24, 3, 40, false, 8),
     Module(21, 36, 43, 7, true, 8),
@@ -27,7 +30,7 @@ const MODULES: [Module; 4] = [
     Module(4, 4, 57, 4, true, 8),
 ];
 
-/// What all modules share.
+/// Regions that all modules share.
 #[derive(Clone, Copy)]
 struct Shared {
     signals: Region,
@@ -40,7 +43,7 @@ fn drawn(seed: u64, count: u32, below: u32) -> impl Iterator<Item = u32> {
     (0..u64::from(count)).map(move |i| random.below(i, below.into()) as u32)
 }
 
-/// Rising sources, none twice and none an output of the module's own.
+/// Sources in ascending order, none twice and none an output of the module's own.
 fn sources(m: Module) -> Vec<u32> {
     let Module(neurons, fan_in, first, count, ..) = m;
     let mut all = drawn(first.into(), u32::MAX, 2 * ROWS + neurons);
@@ -84,11 +87,11 @@ fn lay(l: &mut Lay, shared: Shared, m: Module) -> Spike {
     }
 }
 
-/// The modules that `which` says at each of the tokens that it lists.
+/// The modules with the indices in `which`, at each of the tokens listed there.
 fn program(l: &mut Lay, modules: &[Module], which: &[(u32, &[usize])]) -> Vec<Op> {
     let keep = drawn(4, TOKENS, 3).map(|i| if i == 0 { 0.0 } else { 1.0 }).collect();
     let shared = Shared {
-        // Of which bf16 holds every one.
+        // Values that are exact in bf16.
         signals: l
             .kept([1, TOKENS + 1, ROWS, 1], drawn(2, (TOKENS + 1) * ROWS, 9).map(|i| 0.25 * i as f32 - 1.0).collect()),
         keep: l.values([1, 1, TOKENS, 1], keep),
@@ -106,18 +109,19 @@ fn modules_in_one_launch_are_those_of_the_reference() {
         &[(0, all)],
         &[(0, all), (1, all), (2, all), (3, all), (4, all)],
         &[(3, &[2])],
-        // Other modules at the last token, and a token left out.
+        // Other modules at the last token, and a skipped token.
         &[(0, &[0, 1]), (1, &[0, 1]), (2, &[0, 3])],
         &[(0, &[2, 1]), (2, &[2, 1])],
     ];
     for which in programs {
         bench.agree_program(Precision::F32, 0.0, "spikes", &|l: &mut Lay| program(l, &MODULES, which));
-        // With groups of which bf16 holds the outputs: what is rounded would be added up over tokens.
+        // With group sizes that make outputs exact in bf16: roundings would accumulate over tokens.
         let mut modules = MODULES;
         modules.iter_mut().zip([4, 1, 16, 1]).for_each(|(m, group)| m.0 = group * m.3);
         bench.agree_program(Precision::Bf16, 1e-2, "spikes", &|l: &mut Lay| program(l, &modules, which));
     }
-    // With one whose neurons compete between them, one whose outputs differ in their neurons, and one of odd synapses.
+    // Three modules each, the middle one with competing neurons, with unequal groups of outputs, or with an odd number
+    // of synapses.
     let [mut first, mut second, third, mut odd] = MODULES;
     (first.5, second.3, odd.1) = (3, 6, 7);
     for modules in [[third, first, third], [third, second, third], [third, odd, third]] {
@@ -137,10 +141,10 @@ fn a_launch_takes_the_modules_that_have_room_as_often_as_tokens_repeat_them() {
     assert_eq!(counted(&MODULES, &[(0, all), (1, all), (2, all)], 4, most), 12);
     assert_eq!(counted(&MODULES, &[(0, all), (1, &[0, 1])], 4, most), 4);
     assert_eq!(counted(&MODULES, &[(0, all), (2, all)], 4, most), 4);
-    // No blocks that wait for each other; no room for products.
+    // No blocks that can wait for each other; no room for the products in shared memory.
     assert_eq!(counted(&MODULES, &[(0, all)], 1, most), 0);
     assert_eq!(counted(&MODULES, &[(0, all)], 4, 40 << 10), 0);
-    // One whose neurons compete ends it.
+    // A module with competing neurons ends the launch.
     let mut modules = MODULES;
     modules[2].5 = 3;
     assert_eq!(counted(&modules, &[(0, all), (1, all)], 4, most), 2);

@@ -1,29 +1,30 @@
-//! What a configuration leaves to the plan: the states, the batch, what is computed again, the rows of logits at once.
+//! Resolves the settings that a configuration leaves to the plan: the states, the batch, the recomputation, the rows of
+//! logits at a time.
 
 use super::tiers::Fixed;
 use super::{Machine, Plan};
 use crate::config::{BatchSize, ByteSize, Config, ConfigError, RawConfig, RecomputeChoice, StatesChoice};
 use crate::data::found;
 
-/// What was decided, for which machine.
+/// A resolved run and its machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settled {
-    /// The run.
+    /// The configuration of the run.
     pub config: Config,
-    /// The machine that it was planned for.
+    /// The machine of the plan.
     pub machine: Machine,
-    /// For people, what the budget decided.
+    /// Lines for people about what the budget determined.
     pub lines: Vec<String>,
 }
 
-/// What of a run is fitted into memory.
+/// The setting that is fitted to the memory.
 #[derive(Clone, Copy)]
 enum Fitted {
-    /// Nothing.
+    /// None.
     None,
-    /// What is computed again, into so many bytes.
+    /// The recomputation, to this number of bytes.
     Recompute(u64),
-    /// The batch, in steps of so many tokens where that was written.
+    /// The batch, with this number of tokens in a step if it was written.
     Batch(Option<u64>),
 }
 
@@ -39,7 +40,7 @@ impl Fitted {
         }
     }
 
-    /// The run that is written, before that is fitted.
+    /// The written configuration, prepared for the fit.
     fn before(self, raw: RawConfig) -> RawConfig {
         match self {
             Fitted::None => raw,
@@ -48,7 +49,7 @@ impl Fitted {
         }
     }
 
-    /// The run with that fitted, and a line for people.
+    /// The run with the fitted setting, and a line for people.
     fn fit(self, config: Config, machine: &Machine) -> Result<(Config, Option<String>), ConfigError> {
         match self {
             Fitted::None => Ok((config, None)),
@@ -61,10 +62,10 @@ impl Fitted {
 }
 
 impl Plan {
-    /// Decides what `raw` leaves to the plan, and everything else, beside a page of `live` bytes that is served meanwhile.
+    /// Resolves the settings that `raw` leaves to the plan, and all others, next to a live page of `live` bytes.
     ///
     /// # Errors
-    /// As [`Config::resolve`]; no budget is known; nothing fits.
+    /// As [`Config::resolve`]; an unknown budget; a run that cannot be made to fit.
     pub fn settle(raw: RawConfig, live: u64) -> Result<Settled, ConfigError> {
         let (given, fixed, fitted) = (raw.chunk.is_some(), Fixed::of(&raw), Fitted::of(&raw)?);
         let auto = raw.states == Some(StatesChoice::Auto);

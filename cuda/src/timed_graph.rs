@@ -1,8 +1,8 @@
-//! A program recorded as a graph that reads the GPU's clock before its first operation and behind each one.
+//! A program recorded as a graph that reads the GPU's clock before the first operation and after each operation.
 //!
-//! The marks are nodes of the graph, so the operations follow each other as in a step: queuing them one by one would add
-//! the time of a launch to each. What a mark takes is measured between marks with nothing between them, and taken away
-//! from every interval; that a kernel behind a mark is not made ready early is not.
+//! The marks are nodes of the graph, so the operations follow each other as in a step: queuing them one by one would
+//! add a launch time to each. The time of a mark is measured between marks with nothing between them, and subtracted
+//! from every interval; not subtracted is that a kernel after a mark cannot be prepared early.
 
 use std::ptr;
 
@@ -14,10 +14,10 @@ use super::error::CudaError;
 use super::fused::together;
 use super::graph::Graph;
 
-/// CU_EVENT_RECORD_EXTERNAL: recorded into a graph, the event is a node that notes the time at every replay.
+/// CU_EVENT_RECORD_EXTERNAL: an event recorded into a graph is a node that stores the time at every replay.
 const EXTERNAL: u32 = 1;
 
-/// Intervals with nothing in them, behind the operations.
+/// Empty intervals after the operations.
 const EMPTY: usize = 8;
 
 /// A moment on the GPU's clock.
@@ -26,15 +26,15 @@ struct Mark(sys::CUevent);
 impl Mark {
     fn new() -> Result<Mark, CudaError> {
         let mut event = ptr::null_mut();
-        // SAFETY: a place for the handle made.
+        // SAFETY: a pointer to the new handle.
         let code = unsafe { sys::cuEventCreate(&mut event, 0) };
         CudaError::check("cuEventCreate", code).map(|()| Mark(event))
     }
 
-    /// Seconds since `before`. Both are over.
+    /// Seconds since `before`. Both marks must have been reached.
     fn since(&self, before: &Mark) -> Result<f64, CudaError> {
         let mut ms = 0.0;
-        // SAFETY: two events that exist, and a place for the number.
+        // SAFETY: two existing events, and a pointer to the number.
         let code = unsafe { sys::cuEventElapsedTime(&mut ms, before.0, self.0) };
         CudaError::check("cuEventElapsedTime", code).map(|()| f64::from(ms) / 1e3)
     }
@@ -42,25 +42,25 @@ impl Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // SAFETY: made by `new` and destroyed once. A failure leaves nothing to do.
+        // SAFETY: created by `new` and destroyed once. A failure cannot be handled.
         unsafe { sys::cuEventDestroy_v2(self.0) };
     }
 }
 
 /// A program with marks.
 pub struct TimedGraph {
-    // Dropped before what its nodes refer to.
+    // Dropped before the events that its nodes refer to.
     graph: Graph,
-    /// The first, one behind each interval, and those of the empty ones.
+    /// The first mark, one after each interval, and the marks of the empty intervals.
     marks: Vec<Mark>,
-    /// Intervals of operations.
+    /// Number of intervals with operations.
     intervals: usize,
-    /// Of each operation the interval that it runs in, and its part of it.
+    /// For each operation its interval, and its share of the interval's time.
     portions: Vec<(usize, f64)>,
 }
 
-/// The interval of each operation, and its part of the interval's time. Copies that follow each other are one kernel, as are
-/// operations that are made together: they share an interval by their bytes.
+/// The interval of each operation, and its share of the interval's time. Consecutive copies are one kernel, and so are
+/// operations that are computed together: they divide an interval in proportion to their bytes.
 fn portions(ops: &[Op]) -> Vec<(usize, f64)> {
     let one = |a: &Op, b: &Op| matches!((a, b), (Op::Carry(_), Op::Carry(_))) || together(a, b);
     let parts = |(interval, group): (usize, &[Op])| {
@@ -72,7 +72,7 @@ fn portions(ops: &[Op]) -> Vec<(usize, f64)> {
     ops.chunk_by(one).enumerate().flat_map(parts).collect()
 }
 
-/// The one in the middle of some numbers; 0 of none.
+/// The median of some numbers; 0 for none.
 fn middle(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -80,10 +80,10 @@ fn middle(numbers: &[f64]) -> f64 {
 }
 
 impl Cuda {
-    /// Records `ops` with marks. Nothing runs.
+    /// Records `ops` with marks. Runs no operation.
     ///
     /// # Errors
-    /// What an operation or the driver could not do.
+    /// An error of an operation or of the driver.
     pub fn record_timed(&mut self, ops: &[Op]) -> Result<TimedGraph, CudaError> {
         let portions = portions(ops);
         let intervals = portions.last().map_or(0, |(last, _)| last + 1);
@@ -103,16 +103,16 @@ impl Cuda {
     }
 
     fn mark(&mut self, mark: &Mark) -> Result<(), OperationError> {
-        // SAFETY: an event that outlives the graph, and our own stream.
+        // SAFETY: an event that outlives the graph, and a stream of this device.
         let code = unsafe { sys::cuEventRecordWithFlags(mark.0, self.stream.as_inner(), EXTERNAL) };
         CudaError::check("cuEventRecordWithFlags", code).map_err(|e| self.fail(e))
     }
 
-    /// Runs what was recorded and waits for it: the seconds of each operation, from the end of the one before it to its
-    /// own.
+    /// Runs the recorded program and waits for it: returns the seconds of each operation, from the end of the operation
+    /// before it to its own end.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn replay_timed(&mut self, timed: &TimedGraph) -> Result<Vec<f64>, CudaError> {
         self.launch_graph(&timed.graph)?;
         self.synchronise()?;
@@ -140,7 +140,7 @@ mod tests {
         let shared = portions(&[gelu, carry(1), carry(3), gelu, gelu, carry(7)]);
         assert_eq!(shared, [(0, 1.0), (1, 0.25), (1, 0.75), (2, 1.0), (3, 1.0), (4, 1.0)]);
         assert_eq!(portions(&[carry(0), carry(0)]), [(0, 0.5), (0, 0.5)]);
-        // A GELU that is made again in its gradient's pass.
+        // A GELU that is recomputed in the pass of its gradient.
         let again = Op::from(Gelu { x: far(4, 0), out: far(4, 1) });
         let grad = LinearGrad {
             before_gelu: Some(far(4, 0)),
@@ -151,7 +151,7 @@ mod tests {
         let both = (again.traffic() + grad.traffic()) as f64;
         let parts = [again, grad].map(|op| op.traffic() as f64 / both);
         assert_eq!(portions(&[gelu, again, grad]), [(0, 1.0), (1, parts[0]), (1, parts[1])]);
-        // A rotation in the product before it.
+        // A rotation in the epilogue of the multiplication before it.
         let linear = Op::from(Linear::new(far(4, 0), far(8, 1), Some(far(2, 2)), far(2, 3)));
         let table = Region { shape: [1, 1, 1, 2], ..far(2, 4) };
         let rotary = Rotary { table, heads: Heads::interleaved(1, 2), positions: 1 };

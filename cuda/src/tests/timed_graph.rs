@@ -1,4 +1,4 @@
-//! Programs with marks between their operations.
+//! Programs with time marks between their operations.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ fn a_timed_replay_computes_what_the_operations_do_and_times_each() {
     let scratch = Region { shape: [1, 1, 0, 1], ..at(8) };
     let gelu = |from, to| Op::from(Gelu { x: at(from), out: at(to) });
     let carry = |from, to| Op::from(Carry { from: at(from), to: at(to) });
-    // The last copies overwrite what one before them reads.
+    // The last copies overwrite regions that an earlier copy reads.
     let ops = [gelu(0, 1), carry(1, 2), carry(0, 3), gelu(2, 4), carry(4, 5), carry(3, 4), carry(2, 3)];
     let values: Vec<f32> = (0..COUNT).map(|i| i as f32 / 100.0 - 2.0).collect();
     let run = |timed: bool| {
@@ -24,7 +24,7 @@ fn a_timed_replay_computes_what_the_operations_do_and_times_each() {
         cuda.write(at(0), &encode(Dtype::F32, &values)).expect("in bounds");
         if timed {
             let graph = cuda.record_timed(&ops).expect("a graph");
-            // Recording ran nothing.
+            // The recording ran no operation.
             let mut bytes = vec![1; 4 * COUNT as usize];
             cuda.read(at(1), &mut bytes).expect("in bounds");
             assert!(bytes.iter().all(|b| *b == 0));
@@ -32,7 +32,7 @@ fn a_timed_replay_computes_what_the_operations_do_and_times_each() {
                 let seconds = cuda.replay_timed(&graph).expect("it runs");
                 assert_eq!(seconds.len(), ops.len());
                 assert!(seconds.iter().all(|s| *s >= 0.0) && seconds.iter().sum::<f64>() > 0.0, "{seconds:?}");
-                // Copies of equal size that are one kernel have equal parts of its time.
+                // Copies of equal size in one kernel have equal shares of its time.
                 assert_eq!(seconds[1], seconds[2]);
             }
         } else {
@@ -52,7 +52,7 @@ fn a_timed_replay_computes_what_the_operations_do_and_times_each() {
     assert!(plain[5] != plain[4]);
 }
 
-/// The stand-in takes 100 W; a GPU some tens to some hundreds.
+/// The stand-in uses 100 W; a GPU some tens to some hundreds.
 #[test]
 fn a_board_counts_what_it_takes() {
     let scratch = Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1, 1, 0, 1] };

@@ -1,26 +1,26 @@
-// Tokens through modules of spiking neurons that have one stream, one after the other in one launch.
+// Runs tokens through modules of spiking neurons with one stream, in sequence in one launch.
 //
-// A synapse of the only stream is read once for a token, so how fast memory brings them is the limit. But what they read
-// lies anywhere among the signals, and L1 looks up one lane's line after the other. So one block a multiprocessor stays
-// and has the signals of this token and of the one before in its shared memory, where a warp waits only for lanes that
-// meet in a bank. Every module's neurons are shared out among the blocks:
+// With only one stream, each synapse is read once for a token, so memory bandwidth is the limit. But the sources are
+// scattered among the signals, and L1 processes the lanes' lines one after the other. So one block stays on each
+// multiprocessor and has the signals of this token and of the token before in its shared memory, where a warp waits
+// only for lanes with bank conflicts. Every module's neurons are divided among the blocks:
 //
 //   token before   this token
 //   [ signals ]    [ signals ] ---+   a warp: 16 neurons, 32 synapses of each at a time. Lanes multiply
-//   [ who fired, a bit each  ] ---+-> neighbouring synapses; then a lane a neuron adds up its products in
-//                      ^              their order, so that spikes are those of every other device.
+//   [ spikes, a bit each     ] ---+-> neighbouring synapses; then one lane for each neuron adds its products
+//                      ^              in order, so that spikes are the same as on every other device.
 //                      |                |
 //                      +--- outputs <---+   all blocks wait for each other and read the module's outputs.
 //
-// Meanwhile a warp's next synapses are on their way from memory to its registers.
+// Meanwhile a warp's next synapses are being loaded from memory into its registers.
 #include "spike.cuh"
 
 constexpr u32 MOST_MODULES = 8, WARPS = 20, THREADS = 32 * WARPS;
-// Neurons of a warp, synapses of each at a time and of a lane, and floats from a neuron's products to the next one's: so
-// that whole vectors of them lie in different banks.
+// Neurons of a warp, synapses of each at a time and of a lane, and the distance in floats between the products of two
+// neurons: chosen so that whole vectors of them lie in different banks.
 constexpr u32 NEURONS = 16, SYNAPSES = 32, QUAD = 4, APART = 36;
 
-struct SpikesArgs {
+struct ModulesArgs {
     SpikeArgs module[MOST_MODULES];  // at the first token. block: neurons of a thread block, in whole groups and bytes of
                                      // bits. bits: [2, words of 32 neurons], of an even token's and an odd one's
     u32* arrivals;                   // 0 before
@@ -28,15 +28,15 @@ struct SpikesArgs {
     u32 bits_room, fired_room;       // bytes of shared memory, in multiples of 16
 };
 
-// A warp's products, and what each is of: in a byte of four, bits of those that count, and above them of those that read
-// this token.
+// A warp's products, and their kinds: for each group of four a byte with the bits of those that count, and above these
+// the bits of those that read this token.
 struct Products {
     alignas(16) float of[NEURONS][APART];
     alignas(8) unsigned char kinds[NEURONS][SYNAPSES / QUAD];
 };
-static_assert(sizeof(Products) == 16 * (4 * 36 + 8), "as spikes.rs makes room for them");
+static_assert(sizeof(Products) == 16 * (4 * 36 + 8), "as modules.rs makes room for them");
 
-// What synapses read, in shared memory: signals in the order of sources, and a bit for each neuron that fired.
+// The inputs of synapses in shared memory: signals in the order of sources, and a bit for each neuron that fired.
 template <class T>
 struct Signals {
     const T* table;
@@ -44,10 +44,10 @@ struct Signals {
     u32 rows;
 };
 
-// What a warp's synapses read: this token, neurons that fired before, or not all the same.
+// The kind of a warp's sources: all of this token, all previous spikes, or mixed.
 enum Kind { NOW, FIRED, MIXED };
 
-// A module at a token, in this block.
+// A module at a token, for this block.
 template <class T>
 struct Now {
     T *signals, *spikes, *slope;
@@ -64,9 +64,10 @@ struct Now {
     }
 };
 
-// Bits of this block's neurons that fired before the first token: a warp a module, a lane a byte.
+// Packs the spikes of this block's neurons before the first token into bits: one warp for each module, one lane for
+// each byte.
 template <class T>
-__device__ inline void pack(const SpikesArgs& a) {
+__device__ inline void pack(const ModulesArgs& a) {
     for (u32 m = threadIdx.x / 32; m < a.modules; m += WARPS) {
         Now<T> now(a.module[m], 0);
         for (u32 first = now.begin + threadIdx.x % 32 * 8; first < now.end; first += 32 * 8) {
@@ -77,7 +78,7 @@ __device__ inline void pack(const SpikesArgs& a) {
     }
 }
 
-// Copies to shared memory, 16 bytes at a time where both begin at multiples of that.
+// Copies to shared memory, 16 bytes at a time where both addresses allow.
 template <class T>
 __device__ inline void bring(T* to, const T* from, u32 count) {
     u32 wide = ((u64)to | (u64)from) % 16 == 0 ? count / WIDE<T> : 0;
@@ -86,18 +87,18 @@ __device__ inline void bring(T* to, const T* from, u32 count) {
     for (u32 i = wide * WIDE<T> + threadIdx.x; i < count; i += THREADS) to[i] = from[i];
 }
 
-// A lane's synapses of four rows apart: four in a row each.
+// A lane's synapses in four different rows: four consecutive ones of each.
 struct Synapses {
     static constexpr int ROWS = NEURONS * SYNAPSES / QUAD / 32;
     Vector<u32, QUAD> sources[ROWS];
     Vector<float, QUAD> weights[ROWS];
 
-    // The row of the `i`-th, and its first column.
+    // The row of the `i`-th group, and its first column.
     __device__ static u32 row(int i) { return (i * 32 + threadIdx.x % 32) / (SYNAPSES / QUAD); }
     __device__ static u32 column() { return threadIdx.x % (SYNAPSES / QUAD) * QUAD; }
 
-    // Asks for those from synapse `from` on, of neuron `first` and those behind it, number `last` included. Beyond a row's
-    // last one there is `nothing`, whose weight is 0.
+    // Loads the synapses from `from` on, of neuron `first` and those after it up to index `last`. After a row's last
+    // synapse the source is `nothing`, with a weight of 0.
     __device__ void ask(const SpikeArgs& a, const u32* s, const float* w, u32 first, u32 last, u32 from, u32 nothing) {
         u32 at = from + column(), inside = min(at, a.fan_in - QUAD);
 #pragma unroll
@@ -113,13 +114,13 @@ struct Synapses {
             for (int q = 0; q < QUAD; q++) sources[i].x[q] = nothing, weights[i].x[q] = 0;
     }
 
-    // Puts their products where the neurons' lanes find them. What fired is 1.
+    // Writes the products to where the neurons' lanes read them. A spike is 1.
     template <class T>
     __device__ Kind multiply(const Signals<T>& of, Products& own) const {
         u32 spikes = 2 * of.rows, least = ~0u, most = 0;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) least = min(least, sources[i].x[0]), most = max(most, sources[i].x[QUAD - 1]);
-        // Sources rise, so most warps' synapses all read the same kind.
+        // Sources are ascending, so most warps' synapses all read one kind.
         if (__ballot_sync(FULL_WARP, most >= of.rows) == 0) {
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {
@@ -148,7 +149,7 @@ struct Synapses {
         return all ? FIRED : MIXED;
     }
 
-    // The `i`-th where some read signals. Without branches for one synapse, so that all four are on their way.
+    // The `i`-th group where some read signals. Without branches for single synapses, so that the four loads overlap.
     template <class T>
     __device__ void mix(const Signals<T>& of, int i, float (&products)[QUAD], u32& kinds) const {
         u32 spikes = 2 * of.rows, fired = kinds;
@@ -166,11 +167,11 @@ struct Synapses {
     }
 };
 
-// What a neuron's synapses bring it, of this token and of the one before.
+// The input of a neuron's synapses, from this token and from the token before.
 struct Current {
     float now, before;
 
-    // Adds the products of a piece in their order; of neurons' only those that fired.
+    // Adds the products of a piece in order; if the sources are neurons, only those that fired.
     __device__ void add(const Products& own, Kind kind) {
         const float* products = own.of[threadIdx.x % 32];
         Vector<u32, 2> kinds = *(const Vector<u32, 2>*)own.kinds[threadIdx.x % 32];
@@ -179,7 +180,7 @@ struct Current {
                 before = __fadd_rn(before, products[__ffs((int)left) - 1]);
             return;
         }
-        // Sources rise: this token's come first.
+        // Sources are ascending: those of this token come first.
         u32 first = SYNAPSES;
         if (kind == MIXED) first = __popc(kinds.x[0] & 0xf0f0f0f0u) + __popc(kinds.x[1] & 0xf0f0f0f0u);
 #pragma unroll
@@ -194,7 +195,7 @@ struct Current {
         }
     }
 
-    // The lower halves of four bytes, side by side.
+    // Packs the lower halves of four bytes together.
     __device__ static u32 bits(u32 x) {
         x &= 0x0f0f0f0fu;
         x = (x | x >> 4) & 0x00ff00ffu;
@@ -202,8 +203,8 @@ struct Current {
     }
 };
 
-// Decides which of this block's neurons fire: bits into `fired` and behind the token. Calls `meet` before what they read is
-// there.
+// Decides which of this block's neurons fire: writes bits to `fired` and to the next token's bits. Calls `meet`, which
+// waits for the inputs, after the synapses are requested.
 template <class T, class Meet>
 __device__ inline void fire(const SpikeArgs& a, const Now<T>& now, const Signals<T>& of, Products& own,
                             unsigned char* fired, Meet meet) {
@@ -256,7 +257,7 @@ __device__ inline void fire(const SpikeArgs& a, const Now<T>& now, const Signals
     }
 }
 
-// The outputs of this block's neurons; `before` are those of the token before.
+// Computes the outputs of this block's neurons; `before` are those of the token before.
 template <class T>
 __device__ inline void pool_outputs(const SpikeArgs& a, const Now<T>& now, const T* before, const unsigned char* fired) {
     u32 group = a.neurons / a.count, outputs = (now.end - now.begin) / group, first = a.first + now.begin / group;
@@ -268,7 +269,7 @@ __device__ inline void pool_outputs(const SpikeArgs& a, const Now<T>& now, const
 }
 
 template <class T>
-__device__ void spikes(const SpikesArgs& a) {
+__device__ void modules(const ModulesArgs& a) {
     LAUNCH_SHARED(pool, 80 << 10);
     Products& own = ((Products*)pool)[threadIdx.x / 32];
     u32* bits = (u32*)((Products*)pool + WARPS);
@@ -282,7 +283,7 @@ __device__ void spikes(const SpikesArgs& a) {
         for (u32 m = 0; m < a.modules; m++) {
             const SpikeArgs& module = a.module[m];
             Now<T> now(module, t);
-            // All blocks have written the outputs of the module before, of this token or of the one before.
+            // All blocks have written the outputs of the previous module, of this token or of the token before.
             __syncthreads();
             waited += gridDim.x;
             if (threadIdx.x == 0) arrive(a.arrivals);
@@ -306,5 +307,5 @@ __device__ void spikes(const SpikesArgs& a) {
     }
 }
 
-EXPORT_MANY(spikes_f32, SpikesArgs, THREADS, 1, spikes<float>)
-EXPORT_MANY(spikes_bf16, SpikesArgs, THREADS, 1, spikes<bf16>)
+EXPORT_MANY(modules_f32, ModulesArgs, THREADS, 1, modules<float>)
+EXPORT_MANY(modules_bf16, ModulesArgs, THREADS, 1, modules<bf16>)

@@ -1,4 +1,4 @@
-//! How long operations take on the GPU, by its own clock.
+//! Measures the time of operations on the GPU, with the GPU's own clock.
 
 use capful_core::device::OperationError;
 use cust::event::{Event, EventFlags};
@@ -6,16 +6,16 @@ use cust::event::{Event, EventFlags};
 use super::device::Cuda;
 use super::error::CudaError;
 
-/// Times that [`Cuda::time_cold`] is sure of, and those of what takes longer than [`LONG`] seconds.
+/// Number of repetitions in [`Cuda::time_cold`], and the number for work that takes longer than [`LONG`] seconds.
 const TIMES: [usize; 2] = [7, 3];
 const LONG: f64 = 1e-3;
 
 impl Cuda {
-    /// Seconds that what `queue` queues takes as in a step, where its operands have left the cache: the median of a few
-    /// times, each after `words` words from `flush` on were written.
+    /// Seconds of the work that `queue` queues when its operands are not in the cache, as in a step: the median of a
+    /// few runs, before each of which `words` words from `flush` on are written.
     ///
     /// # Errors
-    /// What an operation or the driver could not do.
+    /// An error of an operation or of the driver.
     pub(super) fn time_cold(
         &mut self,
         [flush, words]: [u64; 2],
@@ -34,7 +34,7 @@ impl Cuda {
             let ms = after.elapsed_time_f32(&before).map_err(CudaError::of("cuEventElapsedTime"))?;
             Ok::<f64, CudaError>(f64::from(ms) / 1e3)
         };
-        // The first loads the code.
+        // The first run loads the code.
         let first = once(self)?;
         let count = TIMES[usize::from(first > LONG)];
         let mut times = (0..count).map(|_| once(self)).collect::<Result<Vec<f64>, CudaError>>()?;
@@ -42,11 +42,11 @@ impl Cuda {
         Ok(times[count / 2])
     }
 
-    /// Seconds that what `record` queues takes: recorded `repeats` times as one graph, replayed once to warm up and
-    /// once for the clock.
+    /// Seconds of the work that `record` queues: recorded `repeats` times as one graph, replayed once to warm up and
+    /// once for the measurement.
     ///
     /// # Errors
-    /// What an operation or the driver could not do.
+    /// An error of an operation or of the driver.
     pub fn time(
         &mut self,
         repeats: u32,

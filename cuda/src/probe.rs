@@ -1,4 +1,4 @@
-//! What is there and what is missing, before anything is opened.
+//! Describes the available and missing parts, before any GPU is opened.
 
 use cust::context::Context;
 use cust::device::{Device, DeviceAttribute};
@@ -8,14 +8,14 @@ use super::error::CudaError;
 use super::product::blas;
 use super::profile::Precision;
 
-/// The version of CUDA that the embedded code needs of the driver, as cuDriverGetVersion counts.
+/// The CUDA version that the embedded code needs of the driver, in the numbering of cuDriverGetVersion.
 const NEEDED: i32 = 13_000;
 
 fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// Loads the driver and asks for its version.
+/// Loads the driver and reads its version.
 fn driver() -> Result<(String, String), CudaError> {
     let library = capful_driver::load().map_err(|why| CudaError::NoDriver(why.to_owned()))?;
     cust::init(cust::CudaFlags::empty()).map_err(|e| match e {
@@ -23,7 +23,7 @@ fn driver() -> Result<(String, String), CudaError> {
         other => CudaError::start("cuInit")(other),
     })?;
     let mut number = 0;
-    // SAFETY: a place for one integer.
+    // SAFETY: a pointer to one integer.
     CudaError::check("cuDriverGetVersion", unsafe { cust::sys::cuDriverGetVersion(&mut number) })?;
     if number < NEEDED {
         return Err(CudaError::OldDriver { found: version(number), needed: "13.0" });
@@ -31,7 +31,7 @@ fn driver() -> Result<(String, String), CudaError> {
     Ok((version(number), library.to_owned()))
 }
 
-/// What the driver says of a GPU.
+/// The driver's properties of a GPU.
 pub(super) fn gpu(device: Device) -> Result<Gpu, CudaError> {
     let attribute = |a| device.get_attribute(a).map_err(CudaError::of("cuDeviceGetAttribute"));
     let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
@@ -51,12 +51,12 @@ pub(super) fn gpu(device: Device) -> Result<Gpu, CudaError> {
 /// An attribute that cust has no name for.
 pub(super) fn attribute(device: Device, which: cust::sys::CUdevice_attribute) -> Result<i32, CudaError> {
     let mut value = 0;
-    // SAFETY: a place for one integer.
+    // SAFETY: a pointer to one integer.
     let code = unsafe { cust::sys::cuDeviceGetAttribute(&mut value, which, device.as_raw()) };
     CudaError::check("cuDeviceGetAttribute", code).map(|()| value)
 }
 
-/// Whether blocks of a grid can wait for each other.
+/// Whether the blocks of a grid can wait for each other.
 pub(super) fn waits(device: Device) -> Result<bool, CudaError> {
     let can = attribute(device, cust::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)?;
     Ok(can != 0 && capful_driver::has("cuLaunchKernelEx"))
@@ -68,8 +68,8 @@ pub(super) fn shared(device: Device) -> Result<u64, CudaError> {
     Ok(u64::try_from(attribute(device, most)?).unwrap_or(0))
 }
 
-/// What the code among `targets` that a GPU runs was compiled for, as in 90; 0 where none fits. Machine code serves its
-/// own generation, PTX every later one, and what ends in `a` one GPU only.
+/// The architecture of the code among `targets` that a GPU runs, as in 90; 0 if none fits. Machine code runs on its
+/// own generation, PTX on every later one, and code for an architecture ending in `a` on that GPU only.
 fn runs_as(targets: &str, (major, minor): (i32, i32)) -> i32 {
     let gpu = 10 * major + minor;
     let fits = |target: &str| {
@@ -84,7 +84,7 @@ fn runs_as(targets: &str, (major, minor): (i32, i32)) -> i32 {
 /// The GPU of this number.
 ///
 /// # Errors
-/// No driver, an old one, no such GPU, or one that the embedded code does not run on.
+/// No driver, an outdated driver, no such GPU, or a GPU that cannot run the embedded code.
 pub(super) fn find(ordinal: u32) -> Result<Device, CudaError> {
     driver()?;
     let gpus = Device::num_devices().map_err(CudaError::of("cuDeviceGetCount"))?;
@@ -102,11 +102,11 @@ pub(super) fn find(ordinal: u32) -> Result<Device, CudaError> {
     Ok(device)
 }
 
-/// Whether GPU `ordinal` can be opened, and computes in `precision`.
+/// Whether GPU `ordinal` can be opened and supports `precision`.
 ///
 /// # Errors
-/// No driver, an old one, no such GPU, or one that the embedded code does not run on; fp8 without a GPU or a library
-/// that multiplies it.
+/// No driver, an outdated driver, no such GPU, or a GPU that cannot run the embedded code; fp8 without a GPU or a
+/// library that supports it.
 pub fn require(ordinal: u32, precision: Precision) -> Result<(), CudaError> {
     let device = find(ordinal)?;
     if precision != Precision::Fp8 {
@@ -119,7 +119,7 @@ pub fn require(ordinal: u32, precision: Precision) -> Result<(), CudaError> {
     blas::open().map(drop).map_err(CudaError::NoFp8Library)
 }
 
-/// The GPUs of this machine; none without a driver. Opens none.
+/// The GPUs of this machine; empty without a driver. Opens no GPU.
 pub fn gpus() -> Vec<Gpu> {
     if driver().is_err() {
         return Vec::new();
@@ -127,17 +127,17 @@ pub fn gpus() -> Vec<Gpu> {
     Device::devices().into_iter().flatten().flatten().filter_map(|device| gpu(device).ok()).collect()
 }
 
-/// Bytes of GPU `ordinal` that are free, beside what opening it takes, which is given back.
+/// Free bytes of GPU `ordinal`, after subtracting the memory that opening the GPU takes; the GPU is closed again.
 ///
 /// # Errors
-/// As [`require`]; what the driver says.
+/// As [`require`]; an error of the driver.
 pub fn free(ordinal: u32) -> Result<u64, CudaError> {
     let _context = Context::new(find(ordinal)?).map_err(CudaError::start("cuDevicePrimaryCtxRetain"))?;
     let (free, _) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
     Ok(free as u64)
 }
 
-/// The machine as the CUDA device sees it. Opens no GPU.
+/// The machine as seen by the CUDA device. Opens no GPU.
 pub fn describe() -> Description {
     let missing = blas::open().err().map(|why| blas::warning(&why)).into_iter().collect();
     let driver = driver().map_err(|e| e.to_string());

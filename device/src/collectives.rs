@@ -1,4 +1,4 @@
-//! The other ranks of a run, as a device in main memory reaches them.
+//! The connection of a device in main memory to the other ranks of a run.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
@@ -8,21 +8,21 @@ use super::DeviceError;
 use capful_ranks::SharedPeers;
 use capful_ranks::peers::{self, PeerError, Peers};
 
-/// The others, where there are any.
+/// The other ranks, if there are any.
 #[derive(Default)]
-pub struct Others {
+pub struct Collectives {
     peers: Option<SharedPeers>,
     failure: Option<PeerError>,
 }
 
-impl std::fmt::Debug for Others {
+impl std::fmt::Debug for Collectives {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Others").field("ranks", &self.peers.as_ref().map(|peers| peers.borrow().count())).finish()
+        f.debug_struct("Collectives").field("ranks", &self.peers.as_ref().map(|peers| peers.borrow().count())).finish()
     }
 }
 
-impl Others {
-    /// Joins the ranks of `peers`.
+impl Collectives {
+    /// Connects to the ranks of `peers`.
     pub fn join(&mut self, peers: SharedPeers) {
         self.peers = Some(peers);
     }
@@ -32,7 +32,7 @@ impl Others {
         self.failure.take().map(|failure| DeviceError::Failed(failure.to_string()))
     }
 
-    /// Runs a collective of as many ranks as there are.
+    /// Runs a collective operation; its number of ranks must be that of the run.
     fn run(
         &mut self,
         ranks: u32,
@@ -52,7 +52,7 @@ impl Others {
     /// Every rank receives the whole of which each has a part.
     ///
     /// # Errors
-    /// A rank that does not answer: see [`Others::take_failure`].
+    /// A rank that does not answer: see [`Collectives::take_failure`].
     pub fn all_gather(&mut self, mut arena: Arena<'_>, op: &AllGather) -> Result<(), OperationError> {
         let [mut whole] = arena.views([Some(op.whole)])?;
         let whole = whole.bytes_mut()?;
@@ -67,7 +67,7 @@ impl Others {
     /// Every rank sends each other one its part.
     ///
     /// # Errors
-    /// A rank that does not answer: see [`Others::take_failure`].
+    /// A rank that does not answer: see [`Collectives::take_failure`].
     pub fn all_to_all(&mut self, mut arena: Arena<'_>, op: &AllToAll) -> Result<(), OperationError> {
         let [from, mut to] = arena.views([Some(op.from), Some(op.to)])?;
         let row = op.from.dtype.row_bytes(op.from.columns()) as usize;

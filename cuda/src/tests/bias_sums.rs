@@ -1,4 +1,5 @@
-//! Sums of a gradient's columns, made by the operation that writes it, beside the sums in f64 of what it wrote.
+//! Compares column sums of a gradient, computed by the operation that writes the gradient, with sums in f64 of the
+//! written values.
 
 use capful_core::device::{Device as _, Op};
 use capful_core::memory::{Dtype, Region, Share, Space};
@@ -9,13 +10,13 @@ use capful_core::random::Random;
 
 use super::bench::{open, replay, share};
 use crate::Cuda;
-use crate::product::column_sums::{copied_before, made_before, made_by};
+use crate::product::bias_sums::{copied_before, made_before, made_by};
 use capful_witness::lay::{decode, encode};
 
-/// What is set on a device before its program runs.
+/// A change to a device before its program runs.
 type Change = fn(&mut Cuda);
 
-/// Regions laid one behind the other.
+/// Consecutive regions.
 struct Laid(u64, Vec<Region>);
 
 impl Laid {
@@ -62,7 +63,7 @@ fn attention_grad(l: &mut Laid, dtype: Dtype, (heads, batch, t, pattern): (Heads
     }
 }
 
-/// The gradient of a linear layer of 8 inputs whose output's gradient this is.
+/// The gradient operation of a linear layer with 8 inputs; `out_grad` is the gradient of its output.
 fn linear_grad(l: &mut Laid, out_grad: Region, accumulate: bool) -> LinearGrad {
     let (dtype, rows, columns) = (out_grad.dtype, out_grad.rows(), out_grad.columns());
     let (x, weight) = (l.take(dtype, [1, 1, rows, 8]), l.take(dtype, [1, 1, columns, 8]));
@@ -71,7 +72,7 @@ fn linear_grad(l: &mut Laid, out_grad: Region, accumulate: bool) -> LinearGrad {
     LinearGrad { bias_grad, accumulate, ..LinearGrad::new([x, weight], out_grad, [x_grad, weight_grad]) }
 }
 
-/// Numbers in every region, log-sums that keep probabilities below 1, and positive moments.
+/// Writes numbers to every region; log-sums make probabilities below 1, and moments are positive.
 fn fill(cuda: &mut Cuda, regions: &[Region]) {
     for (stream, region) in (0..).zip(regions) {
         let random = Random::new(3, stream);
@@ -86,8 +87,8 @@ fn read(cuda: &mut Cuda, region: Region) -> Vec<f32> {
     decode(region.dtype, &bytes)
 }
 
-/// Runs both operations, which have these regions, and a copy; compares the bias's gradient with the sums of what was
-/// written.
+/// Runs both operations with these regions, and a copy; compares the bias's gradient with the sums of the written
+/// values.
 fn agree(mut l: Laid, writer: Op, linear: LinearGrad, change: Change, what: &str) {
     let to = linear.bias_grad.expect("it has one");
     let copy = Carry { from: to, to: l.take(to.dtype, to.shape) };
@@ -123,7 +124,7 @@ fn agree(mut l: Laid, writer: Op, linear: LinearGrad, change: Change, what: &str
 
 #[test]
 fn a_norm_s_gradient_is_summed_as_it_is_written() {
-    // Rows in one pass, several pieces of them, two vectors a lane; rows that have two passes; RMSNorm.
+    // A single pass over rows, several pieces of rows, two vectors for each lane; rows with two passes; RMSNorm.
     for (dtype, shape, two, kind) in share(vec![
         (Dtype::Bf16, [70, 24], true, NormKind::Layer),
         (Dtype::Bf16, [33, 512], true, NormKind::Layer),
@@ -149,16 +150,17 @@ fn attention_s_gradient_is_summed_as_it_is_written() {
     let in_parts: Change = |cuda| cuda.limits.sequences = 2;
     let as_it_is: Change = |_| ();
     let cases = vec![
-        // On the chip: several heads for each block; the last tile not full; narrow heads; several queries' for a key's.
+        // Short sequences that stay on the chip: several heads for each block; a partial last tile; narrow heads;
+        // several query heads for a key head.
         (Dtype::Bf16, Heads::interleaved(3, 64), [2, 128], Pattern::DENSE, two),
         (Dtype::Bf16, Heads::interleaved(2, 40), [2, 90], Pattern::DENSE, two),
         (Dtype::Bf16, Heads::grouped(4, 2, 64), [1, 100], Pattern::DENSE, as_it_is),
         (Dtype::Bf16, Heads::grouped(4, 1, 64), [1, 100], Pattern::DENSE, as_it_is),
-        // By tiles, by long columns of keys, and by other kernels.
+        // With tiles, with the kernel for long sequences, and with other kernels.
         (Dtype::Bf16, Heads::interleaved(2, 64), [1, 150], Pattern::DENSE, as_it_is),
         (Dtype::Bf16, Heads::grouped(4, 2, 40), [2, 193], Pattern::DENSE, by_keys),
         (Dtype::Bf16, Heads::interleaved(1, 64), [3, 130], Pattern::DENSE, in_parts),
-        // Long sequences: whole tiles of 128 keys, and a last one with keys for one of its warpgroups.
+        // Long sequences: whole tiles of 128 keys, and a last tile with keys for only one of its warpgroups.
         (Dtype::Bf16, Heads::interleaved(1, 64), [1, 512], Pattern::DENSE, as_it_is),
         (Dtype::Bf16, Heads::grouped(4, 2, 40), [2, 530], Pattern::DENSE, as_it_is),
         (Dtype::Bf16, Heads::interleaved(1, 64), [3, 520], Pattern::DENSE, in_parts),
@@ -192,20 +194,20 @@ fn sums_stay_where_they_are_if_somebody_would_see_them_early() {
     };
     assert!(together(&[writer, reader], 0, 1));
     assert!(together(&[writer, carry(other, third), reader], 0, 2));
-    // Somebody reads or writes the bias's gradient, or writes what it is the sum of.
+    // Another operation reads or writes the bias's gradient, or writes the gradient that is summed.
     assert!(!together(&[writer, carry(to, other), reader], 0, 2));
     assert!(!together(&[writer, carry(other, to), reader], 0, 2));
     let again = Op::from(NormGrad { x_grad: linear.out_grad, ..grad });
     assert!(made_by(&[writer, again, reader], 0).is_none());
     assert!(together(&[writer, again, reader], 1, 2));
-    // The place is of a layer before, whose message may still be on its way.
+    // The target belongs to an earlier layer, and its message may still be under way.
     assert!(!together(&[gather(to), writer, reader], 1, 2));
     assert!(together(&[gather(third), writer, reader], 1, 2));
-    // One is added and the other is not; another gradient; no bias.
+    // One accumulates and the other overwrites; another gradient; no bias.
     assert!(!together(&[writer, Op::from(LinearGrad { accumulate: true, ..linear })], 0, 1));
     assert!(!together(&[writer, Op::from(LinearGrad { out_grad: grad.x, ..linear })], 0, 1));
     assert!(!together(&[writer, Op::from(LinearGrad { bias_grad: None, ..linear })], 0, 1));
-    // Only the first one's.
+    // Only the first reader's sums are computed early.
     assert!(together(&[writer, reader, reader], 0, 1) && !made_before(&[writer, reader, reader], 2));
 }
 
@@ -227,11 +229,13 @@ fn a_copy_of_sums_stays_where_it_is_if_somebody_would_see_it_early() {
     let copy = carry(to, other);
     assert!(together(&[writer, reader, copy], 0, 2));
     assert!(together(&[writer, carry(third, grad.x), reader, gather(third), copy], 0, 4));
-    // Somebody reads or writes where the copy goes, before or after the sums are read; or its message is on its way.
+    // Another operation reads or writes the target of the copy, before or after the sums are read; or a message of the
+    // target is under way.
     assert!(!together(&[writer, carry(other, third), reader, copy], 0, 3));
     assert!(!together(&[writer, reader, carry(third, other), copy], 0, 3));
     assert!(!together(&[gather(other), writer, reader, copy], 1, 3));
-    // The sums change before; another copy is first; a copy of something else; the sums are not made.
+    // The sums change before the copy; another copy comes first; a copy of another tensor; the sums are not computed
+    // early.
     assert!(!together(&[writer, reader, carry(third, to), copy], 0, 3));
     assert!(together(&[writer, reader, carry(to, third), copy], 0, 2));
     assert!(!copied_before(&[writer, reader, carry(to, third), copy], 3));
@@ -239,8 +243,8 @@ fn a_copy_of_sums_stays_where_it_is_if_somebody_would_see_it_early() {
     assert!(!copied_before(&[writer, carry(to, third), reader, copy], 3));
 }
 
-/// Recorded, the last pass of sums waits for others': until somebody reads one of them or adds to it, and until the end. The
-/// bits are those of sums that did not wait.
+/// In a recording the last pass of sums waits for that of other sums: until an operation reads one of them or adds to
+/// it, and until the end. The bits equal those of sums that did not wait.
 #[test]
 fn recorded_sums_are_finished_together() {
     let mut l = Laid(0, Vec::new());
@@ -250,7 +254,7 @@ fn recorded_sums_are_finished_together() {
     let to = a.bias_grad.expect("it has one");
     let copy = Carry { from: to, to: l.take(to.dtype, to.shape) };
     let again = LinearGrad { accumulate: true, ..b };
-    // How many operations' sums wait behind each.
+    // Number of operations with waiting sums after each operation.
     let ops = [(norm.into(), 1), (a.into(), 2), (b.into(), 3), (copy.into(), 0), (b.into(), 1), (again.into(), 1)];
     let scratch =
         Region { space: Space::Arena, dtype: Dtype::F32, offset: l.0.next_multiple_of(256), shape: [1, 1, 1, 8 << 20] };

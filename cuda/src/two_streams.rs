@@ -1,6 +1,7 @@
-//! A program on two streams, as [`Overlap`] places its operations.
+//! Runs a program on two streams, to which [`Overlap`] assigns the operations.
 //!
-//! Both are recorded into one graph. That a stream waits for an operation of the other one is an edge of the graph.
+//! Both streams are recorded into one graph. A stream's wait for an operation of the other stream is an edge of the
+//! graph.
 
 use std::collections::VecDeque;
 
@@ -14,16 +15,16 @@ use super::device::Cuda;
 use super::error::CudaError;
 use capful_device::{Overlap, Place, Stream};
 
-/// Bytes that are worth a kernel of NCCL's: tables that are gathered one behind the other go together up to here. Of whole
-/// tables, so that all ranks put the same ones together.
+/// Bytes that are worth one NCCL kernel: consecutive gathers of tables are combined up to this size. Sizes of whole
+/// tables count, so that all ranks combine the same tables.
 const TOGETHER: u64 = 64 << 20;
 
 impl Cuda {
-    /// Opens the stream for what ranks send each other. Its blocks go first: they are few, and would otherwise wait for those
-    /// of a whole product.
+    /// Opens the stream for communication between ranks. Its blocks have priority: they are few, and would otherwise
+    /// wait for all blocks of a matrix multiplication.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub(super) fn open_exchange(&mut self) -> Result<(), CudaError> {
         let range = CurrentContext::get_stream_priority_range();
         let first = range.map_err(CudaError::of("cuCtxGetStreamPriorityRange"))?.greatest;
@@ -36,14 +37,14 @@ impl Cuda {
     pub(super) fn run_beside(&mut self, ops: &[Op]) -> Result<(), OperationError> {
         let mut overlap = Overlap::default();
         let places: Vec<Place> = ops.iter().map(|op| overlap.place(op)).collect();
-        // Which operations of each stream the other one waits for. It does so in their order, and once for each.
+        // The operations of the other stream that each stream waits for, in order, each once.
         let awaited =
             |stream| places.iter().filter(move |place| place.stream != stream).filter_map(|place| place.behind);
         let mut awaited = [Stream::Compute, Stream::Exchange].map(|stream| awaited(stream).peekable());
-        // Their ends, and how many operations of each stream there were.
+        // Events at the ends of those operations, and the number of operations so far in each stream.
         let (mut ends, mut done) = ([VecDeque::new(), VecDeque::new()], [0; 2]);
         let mut gathers = Vec::new();
-        // The other stream joins the recording.
+        // The exchange stream joins the recording.
         let begun = self.end_of(Stream::Compute)?;
         self.wait_for(Stream::Exchange, begun)?;
         for (at, (op, Place { stream, behind })) in ops.iter().zip(&places).enumerate() {
@@ -75,7 +76,7 @@ impl Cuda {
         self.wait_for(Stream::Compute, ended)
     }
 
-    /// Queues what waits to be gathered together.
+    /// Queues the gathers that wait to be combined.
     fn gather_beside(&mut self, gathers: &mut Vec<AllGather>) -> Result<(), OperationError> {
         match gathers.is_empty() {
             true => Ok(()),
@@ -83,7 +84,7 @@ impl Cuda {
         }
     }
 
-    /// Queues on `stream` what `queue` does.
+    /// Runs `queue` with `stream` as the current stream.
     fn on<T>(
         &mut self,
         stream: Stream,
@@ -92,10 +93,10 @@ impl Cuda {
         if stream == Stream::Compute {
             return queue(self);
         }
-        // Copies that wait belong to the stream that they came for.
+        // Waiting copies belong to the stream that was current when they were requested.
         self.carry_all()?;
         let exchange = self.ranks.stream.take().ok_or(OperationError::Device)?;
-        // Its kernels follow messages, not each other.
+        // The kernels of the exchange stream follow messages, so they are not started early.
         let compute =
             (std::mem::replace(&mut self.stream, exchange), std::mem::replace(&mut self.hardware.early, false));
         let done = queue(self).and_then(|done| self.carry_all().map(|()| done));
@@ -104,7 +105,7 @@ impl Cuda {
         done
     }
 
-    /// The end of what was queued on `stream`.
+    /// An event at the end of the work queued on `stream`.
     fn end_of(&mut self, stream: Stream) -> Result<Event, OperationError> {
         self.on(stream, |cuda| {
             cuda.carry_all()?;
@@ -117,7 +118,7 @@ impl Cuda {
         })
     }
 
-    /// What is queued on `stream` from here on waits for `end`.
+    /// Makes all further work on `stream` wait for `end`.
     fn wait_for(&mut self, stream: Stream, end: Event) -> Result<(), OperationError> {
         self.on(stream, |cuda| {
             cuda.carry_all()?;
