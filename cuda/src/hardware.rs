@@ -2,8 +2,8 @@
 
 use cust::device::{Device, DeviceAttribute};
 
-use super::probe;
 use super::error::CudaError;
+use super::probe;
 
 /// A GPU's properties.
 pub(super) struct Hardware {

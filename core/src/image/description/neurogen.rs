@@ -294,4 +294,18 @@ mod tests {
         words[0] = super::super::Description::FAMILY;
         assert_eq!(SpikingDescription::of(&words), Err(ImageError::Family(1)));
     }
+
+    /// The words of an image are a file format: these are of version 0.1.0's code.
+    #[test]
+    fn words_have_the_order_of_earlier_versions() {
+        assert_eq!(
+            DESCRIBED.as_words(),
+            [
+                2, 100, 61, 10, 17, 170, 41, 42, 43, 44, 45, 46, 31, 32, 33, 34, 35, 36, 18, 19, 20, 21, 22, 23,
+                1053609165, 0, 0, 2309737967, 19088743, 7, 8, 9, 1063675494, 0, 3, 0, 1056964608, 1050253722,
+                1062836634, 1069547520, 1064682127, 1045220557, 1058642330, 1036831949, 1000593162, 6, 5, 4, 0, 0, 0,
+                0
+            ]
+        );
+    }
 }

@@ -338,4 +338,28 @@ mod tests {
             }
         }
     }
+
+    /// The words of an image are a file format: these are of version 0.1.0's code.
+    #[test]
+    fn words_have_the_order_of_earlier_versions() {
+        let model = Transformer {
+            norm_gains: false,
+            softcap: 30.0,
+            first: FirstValues::ZeroOutputs,
+            rank: Some(8),
+            bias: Biases::QKV,
+            rotary_scaling: RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16 },
+            value_tables: 1,
+            stream_scalars: true,
+            ..MODEL
+        };
+        let words = described(model, Pattern { kind: Kind::Mixed, block: 8, window: 3, stride: 5 }).as_words();
+        assert_eq!(
+            words,
+            [
+                1, 1, 3, 8, 3, 5, 2, 16, 4, 2, 6, 24, 300, 32, 8, 1, 1, 0, 1, 1, 0, 0, 0, 4, 1176256512, 2, 1090519040,
+                1065353216, 1082130432, 16, 925353388, 1, 1, 1, 3, 1106247680
+            ]
+        );
+    }
 }
