@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use capful_core::integer::Integer;
 use capful_core::memory::Dtype;
 use capful_core::model::transformer;
-use capful_core::ops::Kind;
+use capful_core::ops::PatternKind;
 use capful_core::optimizer;
 use capful_core::train::{Decay, Shape};
 use serde::{Deserialize, Serialize};
@@ -275,15 +275,15 @@ impl Weights {
 words! {
     /// What a query sees.
     #[derive(clap::ValueEnum)]
-    Attention => Kind {
+    Attention => PatternKind {
         /// Every earlier token.
-        Dense "dense" => Kind::Dense;
+        Dense "dense" => PatternKind::Dense;
         /// The nearest blocks.
-        Local "local" => Kind::Local;
+        Local "local" => PatternKind::Local;
         /// Every stride-th block.
-        Global "global" => Kind::Global;
+        Global "global" => PatternKind::Global;
         /// Both.
-        Mixed "mixed" => Kind::Mixed;
+        Mixed "mixed" => PatternKind::Mixed;
     }
 }
 

@@ -19,7 +19,7 @@ pub enum Values {
     /// One of these numbers.
     OneOf(&'static [u64]),
     /// Numbers from 0 to 1.
-    Share,
+    Fraction,
     /// Numbers above 0, up to 1.
     PositiveShare,
     /// Numbers from 0 up to 1, excluding 1.
@@ -122,7 +122,7 @@ impl Values {
             }
             Values::Whole(least, most) => format!("{least} to {most}"),
             Values::OneOf(numbers) => numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
-            Values::Share => "0 to 1".to_owned(),
+            Values::Fraction => "0 to 1".to_owned(),
             Values::PositiveShare => "above 0 and at most 1".to_owned(),
             Values::BelowOne => "at least 0 and below 1".to_owned(),
             Values::NotNegative => "at least 0".to_owned(),
@@ -138,7 +138,7 @@ impl Values {
         match self {
             Values::Whole(least, most) => (*least as f64..=*most as f64).contains(&x),
             Values::OneOf(numbers) => numbers.iter().any(|number| *number as f64 == x),
-            Values::Share => (0.0..=1.0).contains(&x),
+            Values::Fraction => (0.0..=1.0).contains(&x),
             Values::PositiveShare => x > 0.0 && x <= 1.0,
             Values::BelowOne => (0.0..1.0).contains(&x),
             Values::NotNegative => x >= 0.0 && x.is_finite(),
@@ -155,7 +155,7 @@ impl Values {
                 let whole: Option<u32> = text.parse().ok();
                 whole.filter(|n| self.has((*n).into())).map(|n| i64::from(n).into())
             }
-            Values::Share
+            Values::Fraction
             | Values::PositiveShare
             | Values::BelowOne
             | Values::NotNegative
@@ -216,7 +216,7 @@ mod tests {
                 let outside = match known.values {
                     Values::Whole(0, _) | Values::NotNegative => "-1",
                     Values::Whole(..) | Values::OneOf(_) | Values::Positive => "0",
-                    Values::Share | Values::PositiveShare | Values::BelowOne => "1.5",
+                    Values::Fraction | Values::PositiveShare | Values::BelowOne => "1.5",
                     Values::Number => "inf",
                     Values::Any | Values::Word(_) | Values::OnceSwitch(_) => "nothing",
                     Values::Switch => "2",

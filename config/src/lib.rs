@@ -52,7 +52,7 @@ pub use link::Link;
 pub use model::{AnyFamily, ModelConfig};
 pub use nearest::nearest;
 #[cfg(feature = "neurogen")]
-pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};
+pub use neurogen::{Eligibility, Mode, NeuroGenConfig, SynapseLearning};
 pub use optimizer::{GroupConfig, Groups, RuleName};
 pub use order::{Cache, NO_CACHE, OWN};
 pub use places::{Source, absolute, absolute_source, is_path};

@@ -9,15 +9,15 @@ use super::keys::{Key, SIZE, SIZES, Values, WORD, model_keys, words};
 
 words! {
     /// How synapses learn.
-    Rule => neurogen::Rule {
+    SynapseLearning => neurogen::SynapseLearning {
         /// e-prop with the readout's own weights.
-        Eprop "eprop" => neurogen::Rule::Eprop;
+        Eprop "eprop" => neurogen::SynapseLearning::Eprop;
         /// e-prop with fixed random weights.
-        EpropRandom "eprop-random" => neurogen::Rule::EpropRandom;
+        EpropRandom "eprop-random" => neurogen::SynapseLearning::EpropRandom;
         /// Backpropagation through time.
-        Bptt "bptt" => neurogen::Rule::Bptt;
+        Bptt "bptt" => neurogen::SynapseLearning::Bptt;
         /// Not at all.
-        Frozen "frozen" => neurogen::Rule::Frozen;
+        Frozen "frozen" => neurogen::SynapseLearning::Frozen;
     }
 }
 
@@ -53,7 +53,7 @@ model_keys! {
         /// last tokens whose embeddings neurons read
         taps: u32 = SIZE;
         /// share of a neuron's synapses that read them
-        tap_share: f32 = Values::Share;
+        tap_share: f32 = Values::Fraction;
         /// neurons of the Thalamus
         thalamus_neurons: u32 = SIZE;
         /// neurons of Wernicke's area
@@ -97,13 +97,13 @@ model_keys! {
         /// key size of the associative memory; 0 for none
         memory: u32 = Values::Whole(0, SIZES);
         /// how much of the memory stays from token to token
-        memory_decay: f32 = Values::Share;
+        memory_decay: f32 = Values::Fraction;
         /// whether the Basal Ganglia gate Broca's area
         gate: bool = Values::Switch;
         /// whether the prefrontal cortex feeds back
         feedback: bool = Values::Switch;
         /// how synapses learn
-        rule: Rule = Values::Word(Rule::WORDS);
+        rule: SynapseLearning = Values::Word(SynapseLearning::WORDS);
         /// whether it includes the threshold's adaptation
         eligibility: Eligibility = Values::Word(Eligibility::WORDS);
         /// how a token passes through the modules
@@ -113,19 +113,19 @@ model_keys! {
         /// how strongly novelty scales a token's error
         novelty: f32 = Values::Number;
         /// how much of the potential stays from token to token
-        leak: f32 = Values::Share;
+        leak: f32 = Values::Fraction;
         /// the resting threshold
         threshold: f32 = Values::Positive;
         /// how much of a neuron's fatigue stays from token to token
-        adaptation_decay: f32 = Values::Share;
+        adaptation_decay: f32 = Values::Fraction;
         /// how much fatigue raises the threshold
         adaptation: f32 = Values::Number;
         /// how much of the filtered spikes stays from token to token
-        filter: f32 = Values::Share;
+        filter: f32 = Values::Fraction;
         /// target firing rate
-        rate: f32 = Values::Share;
+        rate: f32 = Values::Fraction;
         /// how fast it is approached, per token
-        homeostasis: f32 = Values::Share;
+        homeostasis: f32 = Values::Fraction;
         /// neurons that compete
         block: u32 = SIZE;
         /// how many of them may fire at once, at most block

@@ -129,7 +129,7 @@ keys! {
             decay_shape: DecayShape = DecayShape::Linear, flag("SHAPE").quiet().changes()
                 .page("How the rate of wsd falls: linear, cosine or sqrt (1 − √x)");
             /// The rate of the last step, as a share of the highest
-            lr_end: f64 = 0.1, flag("X").quiet().by_preset().within(Values::Share)
+            lr_end: f64 = 0.1, flag("X").quiet().by_preset().within(Values::Fraction)
                 .page("The rate of the last step, as a share of lr, for a schedule that falls");
             /// Steps of warm-up
             warmup: u64, flag("N")

@@ -129,7 +129,7 @@ model_keys! {
         /// C of C tanh(z / C), which logits become; 0: they stay what they are
         softcap: f32 = Values::NotNegative;
         /// share of each head that is rotated
-        rotary_pct: f32 = Values::Share;
+        rotary_pct: f32 = Values::Fraction;
         /// base of the rotary wavelengths
         rotary_base: f32 = Values::Positive;
         /// how rotary wavelengths are stretched

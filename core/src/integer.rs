@@ -29,7 +29,7 @@ pub enum Integer {
 
 /// A parameter's part in matrix multiplications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ParameterKind {
     /// A matrix of a linear layer.
     Matrix,
     /// The rows of a vocabulary: looked up, or multiplied by the head.
@@ -69,10 +69,10 @@ impl Integer {
 
     /// The number of inputs in a row of `columns` that share a scale: in 8 bits the whole row, in 4 bits 32 in a matrix
     /// and 128 in a table, whose rows are many and short.
-    pub const fn group(self, kind: Kind, columns: u32) -> u32 {
+    pub const fn group(self, kind: ParameterKind, columns: u32) -> u32 {
         let group = match (self, kind) {
             (Integer::Int8, _) => Self::LONGEST,
-            (Integer::Int4, Kind::Table) => 128,
+            (Integer::Int4, ParameterKind::Table) => 128,
             (Integer::Int4, _) => 32,
         };
         // Even, so that a group begins at a byte.
@@ -104,7 +104,7 @@ impl Integer {
     /// The group size with which a row of `columns` has `groups` groups, whatever its kind; `None` where no kind fits.
     pub fn group_of(self, columns: u32, groups: u32) -> Option<u32> {
         let fits = |group: &u32| columns.div_ceil(*group) == groups;
-        [Kind::Matrix, Kind::Table].map(|kind| self.group(kind, columns)).into_iter().find(fits)
+        [ParameterKind::Matrix, ParameterKind::Table].map(|kind| self.group(kind, columns)).into_iter().find(fits)
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
     fn weights_of_8_bits_are_the_nearest_codes_of_a_scale_of_half_precision() {
         let x = normal::<101>(2);
         let (mut codes, mut scales) = ([0; 101], [0; 1]);
-        quantise_row(Integer::Int8, &x, Integer::Int8.group(Kind::Matrix, 101), &mut codes, &mut scales);
+        quantise_row(Integer::Int8, &x, Integer::Int8.group(ParameterKind::Matrix, 101), &mut codes, &mut scales);
         let row = Row { side: None, integer: Integer::Int8, codes: &codes, scales: &scales, group: 102 };
         let scale = float16::decode(scales[0]);
         for (x, y) in x.iter().zip(decoded::<101>(&row)) {
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn weights_of_4_bits_are_better_than_with_the_plain_scale_and_groups_are_apart() {
         let x = normal::<75>(3);
-        let group = Integer::Int4.group(Kind::Matrix, 75);
+        let group = Integer::Int4.group(ParameterKind::Matrix, 75);
         let (mut codes, mut scales) = ([0; 38], [0; 3]);
         quantise_row(Integer::Int4, &x, group, &mut codes, &mut scales);
         let row = Row { side: None, integer: Integer::Int4, codes: &codes, scales: &scales, group: group as usize };
@@ -380,17 +380,17 @@ mod tests {
         };
         let most = 127 * 127 * LONGEST as i32;
         assert_eq!([0, 1].map(|p| pair::sums(&X, &PAIRS[p])), [[most, most], [-most, most]]);
-        assert_eq!(Integer::Int8.group(Kind::Matrix, u32::MAX), Integer::LONGEST);
-        assert_eq!([31, 32, 500].map(|columns| Integer::Int4.group(Kind::Matrix, columns)), [32, 32, 32]);
+        assert_eq!(Integer::Int8.group(ParameterKind::Matrix, u32::MAX), Integer::LONGEST);
+        assert_eq!([31, 32, 500].map(|columns| Integer::Int4.group(ParameterKind::Matrix, columns)), [32, 32, 32]);
         // The number of groups determines their size.
         for (integer, columns) in [Integer::Int8, Integer::Int4].into_iter().flat_map(|i| (1..700).map(move |c| (i, c)))
         {
-            for kind in [Kind::Matrix, Kind::Table] {
+            for kind in [ParameterKind::Matrix, ParameterKind::Table] {
                 let group = integer.group(kind, columns);
                 assert_eq!(integer.group_of(columns, columns.div_ceil(group)), Some(group));
             }
         }
         assert_eq!(Integer::Int4.group_of(500, 5), None);
-        assert_eq!([9, 64, 500].map(|columns| Integer::Int4.group(Kind::Table, columns)), [10, 64, 128]);
+        assert_eq!([9, 64, 500].map(|columns| Integer::Int4.group(ParameterKind::Table, columns)), [10, 64, 128]);
     }
 }

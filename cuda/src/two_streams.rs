@@ -13,7 +13,7 @@ use cust::stream::{Stream as Queue, StreamFlags, StreamWaitEventFlags};
 
 use super::device::Cuda;
 use super::error::CudaError;
-use capful_device::{Overlap, Place, Stream};
+use capful_device::{Assignment, Overlap, Stream};
 
 /// Bytes that are worth one NCCL kernel: consecutive gathers of tables are combined up to this size. Sizes of whole
 /// tables count, so that all ranks combine the same tables.
@@ -36,7 +36,7 @@ impl Cuda {
     /// Records a program on both streams.
     pub(super) fn run_beside(&mut self, ops: &[Op]) -> Result<(), OperationError> {
         let mut overlap = Overlap::default();
-        let places: Vec<Place> = ops.iter().map(|op| overlap.place(op)).collect();
+        let places: Vec<Assignment> = ops.iter().map(|op| overlap.place(op)).collect();
         // The operations of the other stream that each stream waits for, in order, each once.
         let awaited =
             |stream| places.iter().filter(move |place| place.stream != stream).filter_map(|place| place.behind);
@@ -47,7 +47,7 @@ impl Cuda {
         // The exchange stream joins the recording.
         let begun = self.end_of(Stream::Compute)?;
         self.wait_for(Stream::Exchange, begun)?;
-        for (at, (op, Place { stream, behind })) in ops.iter().zip(&places).enumerate() {
+        for (at, (op, Assignment { stream, behind })) in ops.iter().zip(&places).enumerate() {
             let own = *stream as usize;
             if behind.is_some() {
                 let end = ends[1 - own].pop_front().ok_or(OperationError::Device)?;

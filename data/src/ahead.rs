@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use super::encode::{Coder, Encoder, Feed, LOAD_BYTES, LOAD_PIECES, Load, Piece};
 use super::error::SourceError;
 use super::loader::STACK_BYTES;
-use super::source::Place;
+use super::source::SourcePosition;
 use capful_base::allocations::{self, Activity};
 use capful_config::Config;
 
@@ -171,7 +171,7 @@ impl Ahead {
     }
 
     /// Goes to a place between documents of reading `epoch`.
-    pub(super) fn seek(&mut self, epoch: u32, place: Place) -> Result<(), SourceError> {
+    pub(super) fn seek(&mut self, epoch: u32, place: SourcePosition) -> Result<(), SourceError> {
         while self.sent > self.taken {
             let worker = &self.workers[self.taken % self.workers.len()];
             self.free.push(worker.done.recv().map_err(|_| SourceError::ReaderLost)?);

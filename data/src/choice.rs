@@ -12,7 +12,7 @@ use super::error::SourceError;
 use super::overlap::Overlap;
 use super::shards::Shards;
 use super::shards::documents::ShardDocuments;
-use super::source::Place;
+use super::source::SourcePosition;
 use super::validation::{Beginning, ValidationSet, most_documents};
 
 /// How many bytes of a source that is not encoded are searched for documents.
@@ -118,7 +118,7 @@ impl<T> Smallest<T> {
 /// A source that cannot be read, or that has no document on that side.
 pub fn of_source(feed: Feed, max_tokens: usize, without: &BTreeSet<u64>) -> Result<Validation, SourceError> {
     let mut encoder = Encoder::new(feed)?;
-    encoder.seek(0, Place::default())?;
+    encoder.seek(0, SourcePosition::default())?;
     let (mut smallest, mut among, mut whole) = (Smallest::new(max_tokens), 0, true);
     while encoder.advance()? {
         among += 1;

@@ -12,7 +12,7 @@ use capful_core::random::stream;
 use twox_hash::XxHash3_64;
 
 use super::error::SourceError;
-use super::source::{Document, Documents, Place, TokenKind};
+use super::source::{Document, Documents, SourcePosition, TokenKind};
 
 /// Words of a run; shorter runs are common phrases.
 pub(super) const RUN: usize = 8;
@@ -241,16 +241,16 @@ impl<D: Documents> Documents for Unique<D> {
         }
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> SourcePosition {
         self.documents.place()
     }
 
     /// Where copies are left out, the documents before `place` are read again.
-    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+    fn seek(&mut self, place: SourcePosition) -> Result<(), SourceError> {
         self.seen = Seen::default();
-        self.copies = Copies { whole: self.drops || place == Place::default(), ..Copies::default() };
-        if self.drops && place != Place::default() {
-            self.documents.seek(Place::default())?;
+        self.copies = Copies { whole: self.drops || place == SourcePosition::default(), ..Copies::default() };
+        if self.drops && place != SourcePosition::default() {
+            self.documents.seek(SourcePosition::default())?;
             let mut document = Document::default();
             while self.documents.place() != place && self.documents.next(&mut document)? {
                 self.look(&document);
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(all(&mut unique), texts[..17]);
         for from in [0, 5, 20] {
             let (mut unique, _) = open(true);
-            unique.seek(Place { offset: from, ..Place::default() }).unwrap();
+            unique.seek(SourcePosition { offset: from, ..SourcePosition::default() }).unwrap();
             assert_eq!(all(&mut unique), texts[(from as usize).min(17)..17]);
         }
     }

@@ -7,7 +7,7 @@ use capful_core::data::CONTEXT;
 
 use super::conversation;
 use super::error::SourceError;
-use super::source::{Content, Document, Documents, Place};
+use super::source::{Content, Document, Documents, SourcePosition};
 use super::split::{Part, Split};
 use super::text::space_before;
 use super::tokenizer::{EncodeError, Tokenizer};
@@ -89,7 +89,7 @@ impl Of {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     /// Where the document of this piece begins.
-    pub(super) place: Place,
+    pub(super) place: SourcePosition,
     /// Whether this is the document's first piece.
     pub(super) begins: bool,
     /// The document's content, if this is its last piece.
@@ -181,7 +181,7 @@ pub(super) struct Encoder {
     coder: Coder,
     document: Document,
     content: Content,
-    place: Place,
+    place: SourcePosition,
     /// Whether the current document is a conversation.
     conversation: bool,
     /// How much of the current document (bytes of text, or ids) is encoded.
@@ -379,7 +379,7 @@ impl Encoder {
     }
 
     /// Goes to a place between documents of reading `epoch`.
-    pub(super) fn seek(&mut self, epoch: u32, place: Place) -> Result<(), SourceError> {
+    pub(super) fn seek(&mut self, epoch: u32, place: SourcePosition) -> Result<(), SourceError> {
         self.ids.clear();
         self.stage = Stage::Done;
         (self.read, self.count) = (0, 0);

@@ -9,11 +9,11 @@ use capful_core::random::{Random, stream};
 
 use super::error::SourceError;
 use super::flaws::Flaws;
-use super::format::{Format, Kind};
+use super::format::{FileFormat, Format};
 use super::listing::Listing;
 use super::parquet::ParquetReader;
 use super::snapshot::{FileSnapshot, Snapshot};
-use super::source::{Document, Documents, Place, SourceOptions, TokenKind};
+use super::source::{Document, Documents, SourceOptions, SourcePosition, TokenKind};
 use super::token_file::TokenReader;
 use capful_base::regular;
 
@@ -210,14 +210,14 @@ impl Files {
             }
         };
         match format.kind {
-            Kind::Parquet => {
+            FileFormat::Parquet => {
                 check_parquet_end(&path)?;
                 // A file may be reached only after days of training: a missing column is reported before any work.
                 self.memory = self.memory.max(ParquetReader::open(&path, &self.options, 0)?.memory());
             }
-            Kind::Tokens => self.check_tokens(&path)?,
-            Kind::Csv => drop(format.open(&path, file.length, &self.options, (0, 0))?),
-            Kind::Text | Kind::JsonLines | Kind::Json => {}
+            FileFormat::Tokens => self.check_tokens(&path)?,
+            FileFormat::Csv => drop(format.open(&path, file.length, &self.options, (0, 0))?),
+            FileFormat::Text | FileFormat::JsonLines | FileFormat::Json => {}
         }
         self.memory = self.memory.max(format.packing.memory(&path));
         let identity = format!("{}/{:?}/{}", file.described(self.identity), file.modified, self.options.text_field);
@@ -237,7 +237,8 @@ impl Files {
             () if kind.fingerprint != first.fingerprint => "tokenizer",
             () => return Ok(()),
         };
-        let other = self.files.iter().find(|(_, format, _)| format.kind == Kind::Tokens).map(|(path, ..)| path.clone());
+        let other =
+            self.files.iter().find(|(_, format, _)| format.kind == FileFormat::Tokens).map(|(path, ..)| path.clone());
         Err(SourceError::TokenMix { path: path.to_path_buf(), other: other.unwrap_or_default(), what })
     }
 
@@ -275,9 +276,9 @@ impl Documents for Files {
         }
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> SourcePosition {
         let (offset, document) = self.reader.as_ref().map_or(self.entry, |reader| reader.place());
-        Place { file: self.file as u32, offset, document, ..Place::default() }
+        SourcePosition { file: self.file as u32, offset, document, ..SourcePosition::default() }
     }
 
     fn epoch(&mut self, epoch: u32) {
@@ -287,7 +288,7 @@ impl Documents for Files {
         }
     }
 
-    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+    fn seek(&mut self, place: SourcePosition) -> Result<(), SourceError> {
         if place == self.place() {
             return Ok(());
         }
@@ -295,7 +296,7 @@ impl Documents for Files {
             let name = self.name.clone();
             return Err(SourceError::Changed { name, file: place.file, document: place.document });
         }
-        self.begin(place == Place::default());
+        self.begin(place == SourcePosition::default());
         self.file = place.file as usize;
         self.entry = (place.offset, place.document);
         self.open_reader().map(|_| ())
@@ -327,7 +328,7 @@ impl Documents for Files {
     }
 
     fn has_text(&self) -> bool {
-        self.files.iter().any(|(_, format, _)| format.kind != Kind::Tokens)
+        self.files.iter().any(|(_, format, _)| format.kind != FileFormat::Tokens)
     }
 }
 

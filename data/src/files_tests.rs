@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use capful_core::random::{Random, stream};
 use tempfile::TempDir;
 
-use super::super::source::{Document, Documents, Place, SourceOptions, TokenKind};
+use super::super::source::{Document, Documents, SourceOptions, SourcePosition, TokenKind};
 use super::super::token_file::TokenFileWriter;
 use super::*;
 
@@ -18,7 +18,7 @@ fn open_with(path: &Path, options: &SourceOptions) -> Files {
 }
 
 /// Every document with the place before it, and the place at the end.
-pub(crate) fn read_all(files: &mut Files) -> Result<(Vec<(Place, Document)>, Place), SourceError> {
+pub(crate) fn read_all(files: &mut Files) -> Result<(Vec<(SourcePosition, Document)>, SourcePosition), SourceError> {
     let mut all = Vec::new();
     let mut document = Document::default();
     loop {

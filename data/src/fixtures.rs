@@ -13,7 +13,7 @@ use super::sequences::pool::Pool;
 use super::shards::build::open_or_build;
 use super::shards::training::TrainingTokens;
 use super::shards::{Origin, Shards};
-use super::source::{Document, Documents, Place};
+use super::source::{Document, Documents, SourcePosition};
 use super::split::{Part, Split};
 use super::stream::{Feed, TokenStream};
 use super::tokenizer::{EncodeError, Tokenizer};
@@ -100,10 +100,10 @@ impl Documents for Numbered {
         self.next += 1;
         Ok(true)
     }
-    fn place(&self) -> Place {
-        Place { offset: self.next, document: self.next, ..Place::default() }
+    fn place(&self) -> SourcePosition {
+        SourcePosition { offset: self.next, document: self.next, ..SourcePosition::default() }
     }
-    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+    fn seek(&mut self, place: SourcePosition) -> Result<(), SourceError> {
         self.next = place.offset;
         Ok(())
     }
@@ -138,10 +138,10 @@ impl Documents for Texts {
         self.next += 1;
         Ok(true)
     }
-    fn place(&self) -> Place {
-        Place { offset: self.next as u64, ..Place::default() }
+    fn place(&self) -> SourcePosition {
+        SourcePosition { offset: self.next as u64, ..SourcePosition::default() }
     }
-    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+    fn seek(&mut self, place: SourcePosition) -> Result<(), SourceError> {
         self.next = place.offset as usize;
         Ok(())
     }

@@ -21,7 +21,7 @@ pub(super) const KNOWN: &str =
 
 /// How a file is divided into documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FileFormat {
     Text,
     JsonLines,
     Json,
@@ -30,7 +30,7 @@ pub(super) enum Kind {
     Tokens,
 }
 
-impl Kind {
+impl FileFormat {
     /// The kind that a file name means. `name` is in lower case and without the extension of its compression.
     fn named(name: &str) -> Option<Self> {
         let (_, extension) = name.rsplit_once('.')?;
@@ -58,7 +58,7 @@ impl Kind {
 /// How a file is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Format {
-    pub(super) kind: Kind,
+    pub(super) kind: FileFormat,
     pub(super) packing: Packing,
 }
 
@@ -72,16 +72,16 @@ impl Format {
     pub(super) fn named(path: &Path) -> Option<Self> {
         let name = lower_name(path);
         let (packing, name) = Packing::of(&name);
-        let kind = Kind::named(name)?;
-        let packs = packing == Packing::Plain || !matches!(kind, Kind::Parquet | Kind::Tokens);
+        let kind = FileFormat::named(name)?;
+        let packs = packing == Packing::Plain || !matches!(kind, FileFormat::Parquet | FileFormat::Tokens);
         packs.then_some(Self { kind, packing })
     }
 
     /// The format of a file that is read: a file of an unknown name is text, or a token file, which may have any name.
     pub(super) fn of(path: &Path) -> Result<Self, SourceError> {
         let (packing, _) = Packing::of(&lower_name(path));
-        let named = Self::named(path).unwrap_or(Self { kind: Kind::Text, packing });
-        if named.packing != Packing::Plain || !matches!(named.kind, Kind::Text | Kind::Tokens) {
+        let named = Self::named(path).unwrap_or(Self { kind: FileFormat::Text, packing });
+        if named.packing != Packing::Plain || !matches!(named.kind, FileFormat::Text | FileFormat::Tokens) {
             return Ok(named);
         }
         Self::of_text(path)
@@ -92,18 +92,18 @@ impl Format {
         let mut magic = Vec::with_capacity(MAGIC.len());
         let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut magic));
         read.map_err(|e| SourceError::io(path, e))?;
-        let kind = if magic == MAGIC { Kind::Tokens } else { Kind::Text };
+        let kind = if magic == MAGIC { FileFormat::Tokens } else { FileFormat::Text };
         Ok(Self { kind, packing: Packing::Plain })
     }
 
     /// Approximate bytes of text in one byte of the file.
     pub(super) fn expands(self) -> u64 {
-        if self.packing == Packing::Plain && self.kind != Kind::Parquet { 1 } else { 3 }
+        if self.packing == Packing::Plain && self.kind != FileFormat::Parquet { 1 } else { 3 }
     }
 
     /// Whether the file can grow at its end without a change to the documents before it.
     pub(super) fn grows(self) -> bool {
-        self.packing == Packing::Plain && matches!(self.kind, Kind::Text | Kind::JsonLines)
+        self.packing == Packing::Plain && matches!(self.kind, FileFormat::Text | FileFormat::JsonLines)
     }
 
     /// Opens the first `length` bytes of a file.
@@ -116,15 +116,15 @@ impl Format {
     ) -> Result<Box<dyn Reader>, SourceError> {
         let input = |offset| Input::open(path, self.packing, length, offset);
         Ok(match self.kind {
-            Kind::Text => {
+            FileFormat::Text => {
                 let length = length.saturating_mul(self.expands());
                 Box::new(TextReader::new(path, input(offset)?, length, options.invalid_utf8, document))
             }
-            Kind::JsonLines => Box::new(JsonLines::new(path, input(offset)?, options, document)),
-            Kind::Json => Box::new(JsonFile::open(path, input, options, (offset, document))?),
-            Kind::Csv => Box::new(CsvReader::open(path, input, options, (offset, document))?),
-            Kind::Parquet => Box::new(ParquetReader::open(path, options, offset)?),
-            Kind::Tokens => Box::new(TokenReader::open(path, offset, document)?),
+            FileFormat::JsonLines => Box::new(JsonLines::new(path, input(offset)?, options, document)),
+            FileFormat::Json => Box::new(JsonFile::open(path, input, options, (offset, document))?),
+            FileFormat::Csv => Box::new(CsvReader::open(path, input, options, (offset, document))?),
+            FileFormat::Parquet => Box::new(ParquetReader::open(path, options, offset)?),
+            FileFormat::Tokens => Box::new(TokenReader::open(path, offset, document)?),
         })
     }
 }

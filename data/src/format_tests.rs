@@ -10,7 +10,7 @@ use super::super::files::tests::{
     check_places, check_places_with, message, read_all, testdata, texts, texts_with, write,
 };
 use super::super::snapshot::Snapshot;
-use super::super::source::{Documents as _, Place};
+use super::super::source::{Documents as _, SourcePosition};
 use super::*;
 use capful_config::InvalidUtf8;
 
@@ -312,7 +312,7 @@ fn a_reading_that_stops_says_how_far_it_came_and_news_are_told_once() {
     assert!(options.noticed.news().is_empty());
     let mut files = Files::open(&path, &options).unwrap();
     while files.next(&mut document).unwrap() {}
-    files.seek(Place::default()).unwrap();
+    files.seek(SourcePosition::default()).unwrap();
     while files.next(&mut document).unwrap() {}
     drop(files);
     assert_eq!(options.noticed.news(), [format!("{at}: 3 texts are null and were passed over")]);

@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::SourceError;
-use super::format::{Format, KNOWN, Kind, lower_name};
+use super::format::{FileFormat, Format, KNOWN, lower_name};
 use super::input::{Input, Packing};
 use super::json::JsonFile;
 use super::shards;
@@ -100,10 +100,10 @@ impl Listing {
     /// Leaves out documentation where there are files of documents.
     fn leave_documentation(&mut self, dangling: &mut Vec<PathBuf>) {
         let kind = |path: &PathBuf| Format::named(path).map(|format| format.kind);
-        if self.files.iter().all(|path| kind(path) == Some(Kind::Text)) {
+        if self.files.iter().all(|path| kind(path) == Some(FileFormat::Text)) {
             return;
         }
-        let documentation = |path: &PathBuf| kind(path) == Some(Kind::Text) && is_documentation(path);
+        let documentation = |path: &PathBuf| kind(path) == Some(FileFormat::Text) && is_documentation(path);
         for paths in [&mut self.files, dangling] {
             for path in paths.extract_if(.., |path| documentation(path)) {
                 let why = format!("{} beside data", extension(&path));
@@ -192,8 +192,8 @@ fn other(path: &Path, options: &SourceOptions) -> Result<Option<String>, SourceE
     }
     let strict = SourceOptions { skip_bad_lines: false, ..options.clone() };
     let looked = match format.kind {
-        Kind::Csv => format.open(path, length, &strict, (0, 0)).map(|_| true),
-        Kind::Json => {
+        FileFormat::Csv => format.open(path, length, &strict, (0, 0)).map(|_| true),
+        FileFormat::Json => {
             let input = |offset| Input::open(path, format.packing, length, offset);
             JsonFile::open(path, input, &strict, (0, 0)).and_then(|mut file| file.first())
         }

@@ -3,7 +3,7 @@ use super::super::files::Files;
 use super::super::fixtures::{Numbered, feed};
 use super::super::sequences::consecutive::Consecutive;
 use super::super::shuffle::Shuffled;
-use super::super::source::{Document, Documents, Place, SourceOptions};
+use super::super::source::{Document, Documents, SourceOptions, SourcePosition};
 use super::super::stream::TokenStream;
 use super::super::tokenizer::{EncodeError, Tokenizer};
 use super::*;
@@ -145,10 +145,10 @@ impl Documents for Failing {
         self.left -= 1;
         Ok(true)
     }
-    fn place(&self) -> Place {
-        Place::default()
+    fn place(&self) -> SourcePosition {
+        SourcePosition::default()
     }
-    fn seek(&mut self, _: Place) -> Result<(), SourceError> {
+    fn seek(&mut self, _: SourcePosition) -> Result<(), SourceError> {
         Ok(())
     }
     fn name(&self) -> &str {

@@ -8,7 +8,7 @@
 use capful_core::random::{Random, stream};
 
 use super::error::SourceError;
-use super::source::{Content, Document, Documents, Place, SourceOptions, TokenKind};
+use super::source::{Content, Document, Documents, SourceOptions, SourcePosition, TokenKind};
 
 /// A block ends with the document that brings it to this many bytes of text and ids.
 pub const BYTES: u64 = 64 << 20;
@@ -28,7 +28,7 @@ pub struct Shuffled {
     epoch: u32,
     block: Block,
     /// Where the current block begins.
-    begin: Place,
+    begin: SourcePosition,
     /// Number of the block's documents that have been returned.
     given: u32,
 }
@@ -109,7 +109,7 @@ impl Shuffled {
             self.block.push(document);
         }
         // Every block of every epoch has its own random numbers.
-        let Place { file, offset, document: number, .. } = self.begin;
+        let SourcePosition { file, offset, document: number, .. } = self.begin;
         let key = [u64::from(self.epoch), u64::from(file), offset, number].into_iter();
         let key = key.fold(0, |key, n| Random::new(key, n).bits(stream("block")));
         self.block.permute(Random::new(self.random.bits(0), key));
@@ -128,11 +128,11 @@ impl Documents for Shuffled {
         Ok(there)
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> SourcePosition {
         if self.given as usize >= self.block.documents.len() {
             return self.source.place();
         }
-        Place { given: self.given, ..self.begin }
+        SourcePosition { given: self.given, ..self.begin }
     }
 
     fn epoch(&mut self, epoch: u32) {
@@ -140,14 +140,14 @@ impl Documents for Shuffled {
         self.source.epoch(epoch);
     }
 
-    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
-        self.source.seek(Place { given: 0, ..place })?;
+    fn seek(&mut self, place: SourcePosition) -> Result<(), SourceError> {
+        self.source.seek(SourcePosition { given: 0, ..place })?;
         self.block.clear();
         (self.begin, self.given) = (self.source.place(), 0);
         if place.given > 0 {
             self.read_block(&mut Document::default())?;
             if place.given as usize >= self.block.documents.len() {
-                let Place { file, document, .. } = place;
+                let SourcePosition { file, document, .. } = place;
                 return Err(SourceError::Changed { name: self.name().to_owned(), file, document });
             }
             self.given = place.given;

@@ -12,7 +12,7 @@ use super::*;
 
 fn texts(source: &mut dyn Documents, epoch: u32) -> Vec<String> {
     source.epoch(epoch);
-    source.seek(Place::default()).unwrap();
+    source.seek(SourcePosition::default()).unwrap();
     let mut document = Document::default();
     std::iter::from_fn(|| source.next(&mut document).unwrap().then(|| document.text.clone())).collect()
 }
@@ -157,11 +157,11 @@ fn a_shuffled_stream_goes_on_from_any_position_and_shares_nothing_with_validatio
 
 #[test]
 fn a_place_of_other_data_is_refused() {
-    let place = Place { offset: 8, document: 8, given: 3, ..Place::default() };
+    let place = SourcePosition { offset: 8, document: 8, given: 3, ..SourcePosition::default() };
     let message = numbered(10, 8, 0).seek(place).unwrap_err().to_string();
     assert!(message.contains("cannot go on from document 8 of file 0"), "{message}");
     numbered(12, 8, 0).seek(place).unwrap();
     // Places of a source that is not shuffled are written as before.
-    let written = serde_json::to_string(&Place { given: 0, ..place }).unwrap();
+    let written = serde_json::to_string(&SourcePosition { given: 0, ..place }).unwrap();
     assert_eq!(written, r#"{"file":0,"offset":8,"document":8}"#);
 }

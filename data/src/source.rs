@@ -126,9 +126,9 @@ impl Document {
     }
 }
 
-/// A place between two documents of a source. `Place::default()` is its beginning.
+/// A place between two documents of a source. `SourcePosition::default()` is its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
-pub struct Place {
+pub struct SourcePosition {
     /// Number of the file, in the order in which they are read.
     pub file: u32,
     /// Where the next document begins in that file: a byte of the (decompressed) text, a row, a token, or an index.
@@ -155,7 +155,7 @@ pub trait Documents: Send {
     fn next(&mut self, document: &mut Document) -> Result<bool, SourceError>;
 
     /// Where the document that `next` would return begins.
-    fn place(&self) -> Place;
+    fn place(&self) -> SourcePosition;
 
     /// Announces that the next [`Documents::seek`] goes to epoch `epoch`, counted from 0: a shuffled source has another
     /// order in each epoch.
@@ -164,7 +164,7 @@ pub trait Documents: Send {
     }
 
     /// Continues from `place`, which `place()` returned for the same data in the same epoch.
-    fn seek(&mut self, place: Place) -> Result<(), SourceError>;
+    fn seek(&mut self, place: SourcePosition) -> Result<(), SourceError>;
 
     /// The key of the chat template that wrote its conversations, where it may have some: see [`ChatTemplate::key`].
     fn template(&self) -> Option<u64> {

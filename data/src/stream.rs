@@ -7,7 +7,7 @@ use super::ahead::Ahead;
 pub use super::encode::Feed;
 use super::encode::Piece;
 use super::error::SourceError;
-use super::source::Place;
+use super::source::SourcePosition;
 
 /// The cursor of a [`TokenStream`]: how much has been read, independent of how it was cut into batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ pub struct Position {
     /// How many times the source has been read through.
     pub epoch: u32,
     /// Where the current document begins.
-    pub place: Place,
+    pub place: SourcePosition,
     /// Tokens read of that document, marks included.
     pub token: u32,
     /// Tokens read in this epoch.
@@ -52,7 +52,7 @@ impl TokenStream {
     /// The stream, encoded ahead on `threads` threads; see [`super::ahead`].
     pub fn with_threads(feed: Feed, threads: u32) -> Result<Self, SourceError> {
         let mut ahead = Ahead::new(feed, threads)?;
-        ahead.seek(0, Place::default())?;
+        ahead.seek(0, SourcePosition::default())?;
         Ok(Self { ahead, at: 0, position: Position::default(), epochs: None, epoch_length: None })
     }
 
@@ -96,7 +96,7 @@ impl TokenStream {
         }
         self.epoch_length = Some(self.position.epoch_tokens);
         let Position { epoch, tokens, .. } = self.position;
-        self.ahead.seek(epoch + 1, Place::default())?;
+        self.ahead.seek(epoch + 1, SourcePosition::default())?;
         self.position = Position { epoch: epoch + 1, tokens, ..Position::default() };
         Ok(())
     }
@@ -129,7 +129,7 @@ impl TokenStream {
             }
             left -= n;
         }
-        let Place { file, document, .. } = position.place;
+        let SourcePosition { file, document, .. } = position.place;
         Err(SourceError::Changed { name: self.ahead.name(), file, document })
     }
 

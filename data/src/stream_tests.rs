@@ -230,13 +230,16 @@ fn token_files_of_another_tokenizer_and_text_without_one_are_refused() {
 
 #[test]
 fn a_position_of_other_data_is_refused() {
-    let position =
-        Position { place: Place { offset: 3, document: 3, ..Place::default() }, token: 999, ..Position::default() };
+    let position = Position {
+        place: SourcePosition { offset: 3, document: 3, ..SourcePosition::default() },
+        token: 999,
+        ..Position::default()
+    };
     let mut stream = TokenStream::new(feed(Numbered::finite(5))).unwrap();
     let message = stream.seek(position).unwrap_err().to_string();
     assert!(message.starts_with("numbered: cannot go on from document 3 of file 0; the data is not what"), "{message}");
     let directory = directory();
-    let place = Place { file: 9, ..Place::default() };
+    let place = SourcePosition { file: 9, ..SourcePosition::default() };
     let mut stream = stream_of(&directory, Part::All);
     assert!(stream.seek(Position { place, ..Position::default() }).unwrap_err().to_string().contains("of file 9;"));
 }

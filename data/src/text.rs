@@ -25,9 +25,9 @@ const BOM: &[u8] = b"\xEF\xBB\xBF";
 
 /// The rule for the ends of pieces; the number is s.
 #[derive(Debug, Clone, Copy)]
-struct Rule(usize);
+struct PieceEnd(usize);
 
-impl Rule {
+impl PieceEnd {
     fn of(file_length: u64) -> Self {
         Self((file_length / 512).clamp(64, 2048) as usize)
     }
@@ -141,7 +141,7 @@ pub(super) struct TextReader {
     path: PathBuf,
     input: Input,
     invalid: InvalidUtf8,
-    rule: Rule,
+    rule: PieceEnd,
     buffer: Vec<u8>,
     /// First byte of the buffer that belongs to no piece yet, and its offset in the file.
     start: usize,
@@ -153,7 +153,7 @@ pub(super) struct TextReader {
 impl TextReader {
     /// Reads `path`, with about `length` bytes of text; `input` is positioned where document `document` begins.
     pub(super) fn new(path: &Path, input: Input, length: u64, invalid: InvalidUtf8, document: u64) -> Self {
-        let (rule, offset) = (Rule::of(length), input.offset());
+        let (rule, offset) = (PieceEnd::of(length), input.offset());
         let buffer = Vec::with_capacity(BUFFER);
         Self { path: path.to_path_buf(), input, invalid, rule, buffer, start: 0, offset, document, ended: false }
     }

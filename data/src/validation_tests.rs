@@ -3,7 +3,7 @@ use std::sync::Arc;
 use capful_core::data::{BatchMut, IGNORE};
 
 use super::super::fixtures::{Bytes, Numbered, feed};
-use super::super::source::{Documents as _, Place};
+use super::super::source::{Documents as _, SourcePosition};
 use super::super::split::{Part, Split};
 use super::*;
 
@@ -51,7 +51,7 @@ fn whole_documents_are_kept_up_to_the_limit() {
 #[test]
 fn a_first_document_that_does_not_fit_is_cut() {
     let mut documents = Numbered::endless();
-    documents.seek(Place { offset: 1, ..Place::default() }).unwrap();
+    documents.seek(SourcePosition { offset: 1, ..SourcePosition::default() }).unwrap();
     // The source begins with document 0: two tokens of it.
     let set = read(feed(documents), 2);
     assert_eq!(set.iter().collect::<Vec<_>>(), [&tokens(0)[..2]]);

@@ -2,7 +2,7 @@
 
 use super::encode::{Encoder, Feed};
 use super::error::SourceError;
-use super::source::Place;
+use super::source::SourcePosition;
 use super::validation::{Beginning, ValidationSet};
 
 /// Tokens of documents in memory at once; more only where a single document has more.
@@ -38,7 +38,7 @@ impl Whole {
 
     fn holding(feed: Feed, held: usize) -> Result<Whole, SourceError> {
         let mut encoder = Encoder::new(feed)?;
-        encoder.seek(0, Place::default())?;
+        encoder.seek(0, SourcePosition::default())?;
         let mut whole = Whole { encoder, held, next: None };
         whole.read()?;
         if whole.next.is_none() { Err(whole.encoder.nothing()) } else { Ok(whole) }

@@ -13,7 +13,7 @@ mod window;
 
 pub use allocation::Allocation;
 pub use collectives::Collectives;
-pub use overlap::{Overlap, Place, Stream};
+pub use overlap::{Assignment, Overlap, Stream};
 pub use reference::Reference;
 pub use window::{Held, Window};
 

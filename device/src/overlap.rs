@@ -36,7 +36,7 @@ impl Stream {
 
 /// An operation's stream, and what it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Assignment {
     /// Its stream.
     pub stream: Stream,
     /// The operation of the other stream that it waits for, by its number there.
@@ -73,7 +73,7 @@ pub struct Overlap {
 
 impl Overlap {
     /// Places the next operation of the program.
-    pub fn place(&mut self, op: &Op) -> Place {
+    pub fn place(&mut self, op: &Op) -> Assignment {
         let (stream, uses) = (Stream::of(op), Uses::of(op));
         let (own, other) = (stream as usize, stream.other() as usize);
         let since = self.waited[own];
@@ -82,6 +82,6 @@ impl Overlap {
             self.waited[own] = last + 1;
         }
         self.done[own].push(uses);
-        Place { stream, behind }
+        Assignment { stream, behind }
     }
 }

@@ -6,7 +6,7 @@ use capful_core::integer::{Integer, quantise_row};
 use capful_core::memory::{Entry, Region, Role};
 use capful_core::model::transformer::{self, Adapters, BaseType, Biases, Dialect};
 use capful_core::model::{MicroBatch, Products, Recompute, Transformer};
-use capful_core::ops::{self, Chance, Dropout, Kind, NormKind, RotaryScaling};
+use capful_core::ops::{self, Chance, Dropout, NormKind, PatternKind, RotaryScaling};
 use capful_core::optimizer::Optimizer;
 use capful_core::train::Settings;
 use capful_host::config::AnyFamily;
@@ -171,9 +171,9 @@ impl Peer for Config {
 pub fn pattern(of: Pattern) -> ops::Pattern {
     let (kind, block, window, stride) = match of {
         Pattern::Dense => return ops::Pattern::DENSE,
-        Pattern::Local { block, window } => (Kind::Local, block, window, 2),
-        Pattern::Global { block, stride } => (Kind::Global, block, 1, stride),
-        Pattern::Mixed { block } => (Kind::Mixed, block, 1, 4),
+        Pattern::Local { block, window } => (PatternKind::Local, block, window, 2),
+        Pattern::Global { block, stride } => (PatternKind::Global, block, 1, stride),
+        Pattern::Mixed { block } => (PatternKind::Mixed, block, 1, 4),
     };
     ops::Pattern { kind, block: block as u32, window: window as u32, stride: stride as u32 }
 }

@@ -43,7 +43,7 @@ use crate::ops::{
 
 /// The learning rule of the synapses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
+pub enum SynapseLearning {
     /// e-prop, the error carried back by the readout's own weights.
     Eprop,
     /// e-prop, the error carried back by fixed random weights.
@@ -54,28 +54,28 @@ pub enum Rule {
     Frozen,
 }
 
-impl Rule {
+impl SynapseLearning {
     /// Whether the synapses learn.
     const fn learns(self) -> bool {
         match self {
-            Rule::Eprop | Rule::EpropRandom | Rule::Bptt => true,
-            Rule::Frozen => false,
+            SynapseLearning::Eprop | SynapseLearning::EpropRandom | SynapseLearning::Bptt => true,
+            SynapseLearning::Frozen => false,
         }
     }
 
     /// Whether the error goes back from token to token, through the synapses whose sources are spikes.
     const fn through_time(self) -> bool {
         match self {
-            Rule::Bptt => true,
-            Rule::Eprop | Rule::EpropRandom | Rule::Frozen => false,
+            SynapseLearning::Bptt => true,
+            SynapseLearning::Eprop | SynapseLearning::EpropRandom | SynapseLearning::Frozen => false,
         }
     }
 
     /// Whether fixed random weights carry the error back.
     const fn by_random_weights(self) -> bool {
         match self {
-            Rule::EpropRandom => true,
-            Rule::Eprop | Rule::Bptt | Rule::Frozen => false,
+            SynapseLearning::EpropRandom => true,
+            SynapseLearning::Eprop | SynapseLearning::Bptt | SynapseLearning::Frozen => false,
         }
     }
 }
@@ -102,7 +102,7 @@ pub struct NeuroGen {
     /// Whether the Basal Ganglia gate Broca's outputs.
     pub gate: bool,
     /// The learning rule of the synapses.
-    pub rule: Rule,
+    pub rule: SynapseLearning,
     /// Whether eligibility traces include the neurons' adaptation.
     pub full: bool,
     /// The weight of dopamine in a token's learning rate.

@@ -1,6 +1,6 @@
 //! A parameter as data, and a model's list of them.
 
-use crate::integer::{Integer, Kind};
+use crate::integer::{Integer, ParameterKind};
 use crate::memory::{Dtype, Init, Role, Slot, Stacked};
 use crate::optimizer::{Group, Learns};
 
@@ -26,19 +26,19 @@ pub struct Parameter {
     /// The group whose optimizer settings apply.
     pub group: Group,
     /// Its part in matrix multiplications.
-    pub kind: Kind,
+    pub kind: ParameterKind,
 }
 
 impl Parameter {
     /// A matrix of a linear layer: [rows, columns].
     pub const fn matrix(name: &'static str, layers: u32, shape: [u32; 2], init: Init) -> Parameter {
-        let (learns, group, kind) = (Learns::FromGradient, Group::Matrix, Kind::Matrix);
+        let (learns, group, kind) = (Learns::FromGradient, Group::Matrix, ParameterKind::Matrix);
         Parameter { name, parts: [0; 3], turns: 0, shape, layers, init, learns, group, kind }
     }
 
     /// A bias or a gain: `[len]`.
     pub const fn vector(name: &'static str, layers: u32, len: u32, init: Init) -> Parameter {
-        Parameter { group: Group::Vector, kind: Kind::Vector, ..Self::matrix(name, layers, [1, len], init) }
+        Parameter { group: Group::Vector, kind: ParameterKind::Vector, ..Self::matrix(name, layers, [1, len], init) }
     }
 
     /// The slot of the parameter, of its master, or of other state that belongs to it; other state is initialised with
@@ -51,12 +51,12 @@ impl Parameter {
 
     /// Whether each layer has one such parameter. Several tables of one name belong to no layer.
     pub fn is_layered(&self) -> bool {
-        self.kind != Kind::Table && self.name.contains('*')
+        self.kind != ParameterKind::Table && self.name.contains('*')
     }
 
     /// Whether a model in integers stores this parameter in integers.
     pub fn in_integers(&self) -> bool {
-        self.kind != Kind::Vector
+        self.kind != ParameterKind::Vector
     }
 
     /// The slot of its scales where it is stored as `integer`: [rows, groups], as [`WeightScales`] says.

@@ -107,7 +107,7 @@ pub(super) struct Stack {
 
 /// The tables of a parameter's matrices.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Place {
+pub(super) struct MatrixTables {
     pub(super) group: Group,
     pub(super) matrices: Matrices,
     pub(super) weight: Stack,
@@ -118,7 +118,7 @@ pub(super) struct Place {
     pub(super) squares: Stack,
 }
 
-impl Place {
+impl MatrixTables {
     /// The largest number of layers that one operation can update: all of them where they are contiguous in every
     /// table.
     fn together(&self) -> u32 {
@@ -221,7 +221,7 @@ const fn orthogonalises(optimizer: &Optimizer, group: Group) -> bool {
 struct Mover<'a> {
     control: &'a Control,
     optimizer: &'a Optimizer,
-    places: &'a [Place],
+    places: &'a [MatrixTables],
     room: &'a Room,
 }
 
@@ -234,7 +234,7 @@ pub(super) fn update(
     device: &mut dyn Device,
     control: &Control,
     optimizer: &Optimizer,
-    places: &[Place],
+    places: &[MatrixTables],
     room: Option<&Room>,
 ) -> Result<(), OperationError> {
     if places.is_empty() {
@@ -257,7 +257,7 @@ pub(super) fn update(
 
 impl Mover<'_> {
     /// The places whose matrices are orthogonalised, with their indices.
-    fn places(&self) -> impl Iterator<Item = (usize, &Place)> {
+    fn places(&self) -> impl Iterator<Item = (usize, &MatrixTables)> {
         self.places.iter().enumerate().filter(|(_, place)| orthogonalises(self.optimizer, place.group))
     }
 
@@ -321,7 +321,7 @@ impl Mover<'_> {
     /// Updates the momentum of a piece, and gathers the blend to be orthogonalised in the scratch.
     fn blend(&self, device: &mut dyn Device, [m, n]: [u32; 2], piece: &Piece) -> Result<(), OperationError> {
         let Piece { place, cut, before, .. } = *piece;
-        let Place { group, gradient, momentum, .. } = self.places[place];
+        let MatrixTables { group, gradient, momentum, .. } = self.places[place];
         let Control { settings, results, .. } = *self.control;
         let out = Room::part(self.room.x, before, [cut.count(), m, n]);
         let [gradient, momentum] = [gradient, momentum].map(|stack| Self::rows(piece, stack));
@@ -346,7 +346,7 @@ impl Mover<'_> {
         let Control { settings, results, .. } = *self.control;
         pieces.iter().try_for_each(|piece| {
             let Piece { place, cut, before, .. } = *piece;
-            let Place { group, matrices, weight, remainder, squares, .. } = self.places[place];
+            let MatrixTables { group, matrices, weight, remainder, squares, .. } = self.places[place];
             let recipe = self.optimizer.of(group);
             let Rule::Muon(muon) = recipe.rule else { return Ok(()) };
             let (x, count) = (Room::part(self.room.out, before, [cut.count(), m, n]), cut.count());

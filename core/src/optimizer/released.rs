@@ -6,7 +6,7 @@
 //! the end of the step.
 
 use super::learning::{Kept, Learning, RANGES, Updater};
-use super::matrices::{self, Place};
+use super::matrices::{self, MatrixTables};
 use super::shared::{self, Shared};
 use super::{Optimizer, Room};
 use crate::device::{Device, OperationError, Profile};
@@ -73,7 +73,7 @@ impl Released {
         let first = if let Section::Layer(l) = section { l } else { 0 };
         let layers = Layers { first, every: 1, count: 1, most: 1 };
         let places = self.tables.ranges(section).filter_map(|range| self.tables.place(optimizer, range, layers));
-        let places: heapless::Vec<Place, RANGES> = places.collect();
+        let places: heapless::Vec<MatrixTables, RANGES> = places.collect();
         matrices::update(device, control, optimizer, &places, self.room.as_ref())
     }
 

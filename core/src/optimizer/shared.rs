@@ -25,7 +25,7 @@ mod outline;
 mod table;
 
 use super::learning::{Kept, Learning, RANGES, Updater};
-use super::matrices::{self, Place, Stack};
+use super::matrices::{self, MatrixTables, Stack};
 use super::rule::STATES;
 use super::{Averaged, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
@@ -368,7 +368,7 @@ impl Shared {
             None => optimizer.emit(device, control, range.group, of),
             Some(_) => Ok(()),
         })?;
-        let places: heapless::Vec<Place, RANGES> =
+        let places: heapless::Vec<MatrixTables, RANGES> =
             self.ranges.iter().flatten().filter_map(|range| self.place(optimizer, range, self.layers())).collect();
         matrices::update(device, control, optimizer, &places, room)?;
         self.each(optimizer, &mut |_, _, averaged| {
@@ -440,7 +440,7 @@ impl Shared {
 
     /// The tables of the matrices of `range` that this rank updates, if it updates any; of the layers, those in
     /// `layers`.
-    pub(super) fn place(&self, optimizer: &Optimizer, range: &Range, layers: Layers) -> Option<Place> {
+    pub(super) fn place(&self, optimizer: &Optimizer, range: &Range, layers: Layers) -> Option<MatrixTables> {
         let (Range { group, section, first, rows, kept, .. }, matrices) = (*range, range.matrices?);
         let (section, every, matrices) = match section {
             Section::Layer(_) => (Section::Layer(layers.first), layers.every, matrices.of_layers(layers.count)?),
@@ -464,7 +464,7 @@ impl Shared {
             let own = state.map(|state| rows_of(state.shape(matrices.shape()), dtype, table.dtype));
             Stack { dtype, ..strided(table, kept[i], own.unwrap_or(apart.into())) }
         });
-        Some(Place {
+        Some(MatrixTables {
             group,
             matrices,
             weight: stack(self.weights, first),

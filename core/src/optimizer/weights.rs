@@ -4,7 +4,7 @@
 use core::array::from_fn;
 
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
-use super::matrices::{self, Matrices, Place, Stack};
+use super::matrices::{self, Matrices, MatrixTables, Stack};
 use super::rule::STATES;
 use super::{Averaged, Group, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
@@ -254,7 +254,7 @@ impl Whole {
         let place = |range: &Range| {
             let Range { group, dtype, weight, remainder, gradient, states: [momentum, squares], matrices, .. } = *range;
             let stack = |dtype, first| Stack { dtype, first, stride: None };
-            Some(Place {
+            Some(MatrixTables {
                 group,
                 matrices: matrices?,
                 weight: stack(dtype, weight),
@@ -264,7 +264,7 @@ impl Whole {
                 squares: stack(Dtype::F32, squares),
             })
         };
-        let places: heapless::Vec<Place, RANGES> = self.ranges.iter().flatten().filter_map(place).collect();
+        let places: heapless::Vec<MatrixTables, RANGES> = self.ranges.iter().flatten().filter_map(place).collect();
         matrices::update(device, control, optimizer, &places, room)
     }
 }

@@ -16,17 +16,17 @@ use crate::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// The scratch of a worker, in f32: scores of a tile and a step, a tile of the output, scratch of the matrix
 /// multiplications.
-struct Share {
+struct WorkerScratch {
     scores: usize,
     out: usize,
     product: usize,
 }
 
-impl Share {
-    fn new(op: &Attention) -> Share {
+impl WorkerScratch {
+    fn new(op: &Attention) -> WorkerScratch {
         let (size, keys) = (op.heads.size as usize, STEP.min(op.qkv.shape[2] as usize));
         let product = gemm::small_scratch_len(TILE, keys, size).max(gemm::small_scratch_len(TILE, size, keys));
-        Share { scores: TILE * keys, out: TILE * size, product }
+        WorkerScratch { scores: TILE * keys, out: TILE * size, product }
     }
 
     fn len(&self) -> usize {
@@ -36,7 +36,7 @@ impl Share {
 
 impl OnCpu for Attention {
     fn scratch(&self, profile: &CpuProfile) -> u64 {
-        bytes(Share::new(self).len() * profile.workers())
+        bytes(WorkerScratch::new(self).len() * profile.workers())
     }
 
     #[inline(never)]
@@ -48,7 +48,7 @@ impl OnCpu for Attention {
         let [_, batch, seq_len, width] = self.qkv.shape.map(|n| n as usize);
         let (heads, size, scale) = (self.heads, self.heads.size as usize, self.heads.scale());
         let (queries, out_width) = (heads.queries as usize, heads.out_width() as usize);
-        let (share, tiles) = (Share::new(&self), Tiles::new(self.pattern, seq_len));
+        let (share, tiles) = (WorkerScratch::new(&self), Tiles::new(self.pattern, seq_len));
         let scratch = &mut scratch.f32_mut()?[..share.len() * cpu.pool.threads()];
         let (qkv, out, log_sum) = (qkv.f32()?, Parts::new(out.f32_mut()?), Parts::new(log_sum.f32_mut()?));
         cpu.pool.tasks_with(scratch, batch * queries * tiles.count(), |_, task, scratch| {

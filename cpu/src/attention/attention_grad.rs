@@ -15,7 +15,7 @@ use crate::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// The scratch of a worker, in f32.
 #[derive(Clone, Copy)]
-struct Share {
+struct WorkerScratch {
     /// The gradients of a head's keys; its values take the same size.
     sequence: usize,
     /// The gradient of a tile of queries.
@@ -26,13 +26,18 @@ struct Share {
     product: usize,
 }
 
-impl Share {
-    fn new(op: &AttentionGrad) -> Share {
+impl WorkerScratch {
+    fn new(op: &AttentionGrad) -> WorkerScratch {
         let [size, seq_len] = [op.heads.size, op.qkv.shape[2]].map(|n| n as usize);
         let keys = STEP.min(seq_len);
         let product = [(TILE, keys, size), (TILE, size, keys), (keys, size, TILE)];
         let product = product.map(|(m, n, k)| gemm::small_scratch_len(m, n, k)).into_iter().max();
-        Share { sequence: seq_len * size, tile: TILE * size, scores: TILE * keys, product: product.unwrap_or_default() }
+        WorkerScratch {
+            sequence: seq_len * size,
+            tile: TILE * size,
+            scores: TILE * keys,
+            product: product.unwrap_or_default(),
+        }
     }
 
     fn len(&self) -> usize {
@@ -42,7 +47,7 @@ impl Share {
 
 impl OnCpu for AttentionGrad {
     fn scratch(&self, profile: &CpuProfile) -> u64 {
-        bytes(Share::new(self).len() * profile.workers())
+        bytes(WorkerScratch::new(self).len() * profile.workers())
     }
 
     #[inline(never)]
@@ -58,7 +63,7 @@ impl OnCpu for AttentionGrad {
             mut scratch = Some(cpu.scratch),
             offsets = self.offsets,
         );
-        let share = Share::new(&self);
+        let share = WorkerScratch::new(&self);
         let head = Head {
             op: &self,
             share,
@@ -83,7 +88,7 @@ impl OnCpu for AttentionGrad {
 /// Values that the tasks share.
 struct Head<'a> {
     op: &'a AttentionGrad,
-    share: Share,
+    share: WorkerScratch,
     tiles: Tiles,
     documents: Documents<'a>,
     qkv: &'a [f32],

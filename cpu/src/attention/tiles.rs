@@ -65,13 +65,13 @@ impl Tiles {
 
 #[cfg(test)]
 mod tests {
-    use capful_core::ops::Kind;
+    use capful_core::ops::PatternKind;
 
     use super::*;
 
     #[test]
     fn tiles_and_steps_cover_what_the_pattern_sees() {
-        for kind in [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed] {
+        for kind in [PatternKind::Dense, PatternKind::Local, PatternKind::Global, PatternKind::Mixed] {
             for (block, window, stride) in [(1, 1, 3), (7, 2, 2), (64, 1, 4), (65, 1, 2), (200, 0, 3)] {
                 for (seq_len, from) in [(1, 0), (6, 0), (6, 3), (64, 0), (130, 0), (130, 70), (601, 0), (601, 301)] {
                     let pattern = Pattern { kind, block, window, stride };

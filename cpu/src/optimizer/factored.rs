@@ -44,7 +44,7 @@ impl OnCpu for FactoredUpdate {
         let mean = simd::sum(columns) / d as f32;
         let relative = if mean > 0.0 { 1.0 / mean } else { 0.0 };
         sums.fill(0.0);
-        let rule = Rule { beta2: self.beta2, lr, correction, rate: self.rate, relative, columns };
+        let rule = RowUpdate { beta2: self.beta2, lr, correction, rate: self.rate, relative, columns };
         for first in (0..vocabulary).step_by(self.tile.rows() as usize) {
             let own = first..vocabulary.min(first + self.tile.rows() as usize);
             let g = &mut tile[..own.len() * d];
@@ -79,7 +79,7 @@ impl OnCpu for FactoredUpdate {
 
 /// The rule that updates a row and its bias.
 #[derive(Clone, Copy)]
-struct Rule<'a> {
+struct RowUpdate<'a> {
     beta2: f32,
     lr: f32,
     correction: f32,
@@ -89,7 +89,7 @@ struct Rule<'a> {
     columns: &'a [f32],
 }
 
-impl Rule<'_> {
+impl RowUpdate<'_> {
     /// Updates biases from number `first` on.
     fn update_biases(&self, first: usize, out_grad: &[f32], vocabulary: usize, bias: &mut [f32], moment: &mut [f32]) {
         let mut grad = [0.0f32; ROWS];
@@ -107,7 +107,7 @@ impl Rule<'_> {
 
     /// Updates the rows of gradient `g`.
     fn update_rows(&self, g: &[f32], weight: &mut [f32], moment: &mut [f32]) {
-        let (Rule { beta2, lr, correction, rate, relative, columns }, d) = (*self, self.columns.len());
+        let (RowUpdate { beta2, lr, correction, rate, relative, columns }, d) = (*self, self.columns.len());
         let rows = weight.chunks_exact_mut(d).zip(moment).zip(g.chunks_exact(d));
         vectorise!(for ((weight, m), g) in rows {
             let squares = simd::dot(g, g);

@@ -1,7 +1,7 @@
 //! Decodes a quantised weight to floating-point numbers.
 
 use capful_core::device::OperationError;
-use capful_core::integer::{Integer, Kind};
+use capful_core::integer::{Integer, ParameterKind};
 use capful_core::memory::Arena;
 use capful_core::ops::{Dequantise, IntegerRows, WeightScales};
 
@@ -25,7 +25,7 @@ impl OnCpu for Dequantise {
             });
             return Ok(());
         };
-        let group = Integer::Int8.group(Kind::Matrix, self.codes.columns());
+        let group = Integer::Int8.group(ParameterKind::Matrix, self.codes.columns());
         let rows = IntegerRows::new(self.codes, WeightScales::new(&self.codes, halves, group), &codes, &scales)?;
         cpu.pool.chunks(out, ROWS * columns, |_, chunk, out| {
             for (r, out) in out.chunks_exact_mut(columns).enumerate() {

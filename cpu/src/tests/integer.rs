@@ -1,7 +1,7 @@
 //! Integer matrix multiplications: the exact bits of the reference loops, for every instruction set and number of
 //! threads.
 
-use capful_core::integer::{Integer, Kind, quantise_row};
+use capful_core::integer::{Integer, ParameterKind, quantise_row};
 use capful_core::ops::{IntegerProduct, QuantiseRows, WeightScales};
 
 use capful_core::device::Operation;
@@ -14,7 +14,7 @@ use super::compare;
 use capful_witness::{Lay, drawn, matrix};
 
 /// A weight in integers, with its scales.
-fn integers(l: &mut Lay, integer: Integer, [rows, columns]: [u32; 2], kind: Kind) -> (Region, WeightScales) {
+fn integers(l: &mut Lay, integer: Integer, [rows, columns]: [u32; 2], kind: ParameterKind) -> (Region, WeightScales) {
     let (random, group) = (Random::new(rows.into(), columns.into()), integer.group(kind, columns));
     let whole: Vec<f32> = (0..u64::from(rows * columns)).map(|i| random.normal(i) * 0.5).collect();
     let (stride, across) = (integer.dtype().row_bytes(columns) as usize, columns.div_ceil(group));
@@ -52,7 +52,7 @@ const SHAPES: [[u32; 3]; 8] =
 fn linear_layers_of_integers_have_the_bits_of_the_reference() {
     for [rows, outputs, inputs] in SHAPES {
         for integer in [Integer::Int8, Integer::Int4] {
-            for kind in [Kind::Matrix, Kind::Table] {
+            for kind in [ParameterKind::Matrix, ParameterKind::Table] {
                 let l = &mut Lay::new(Dtype::F32);
                 let (x, x_scales) = activations(l, rows, inputs);
                 let (weight, scales) = integers(l, integer, [outputs, inputs], kind);
@@ -79,14 +79,14 @@ fn transposed_weights_and_tables_in_integers_have_the_bits_of_the_reference() {
         for integer in [Integer::Int8, Integer::Int4] {
             let l = &mut Lay::new(Dtype::F32);
             let x = l.normal(matrix(rows, inputs), 1.0);
-            let (weight, scales) = integers(l, integer, [inputs, outputs], Kind::Matrix);
+            let (weight, scales) = integers(l, integer, [inputs, outputs], ParameterKind::Matrix);
             let product = Some(IntegerProduct { x_scales: None, weight: scales });
             let out = l.normal(matrix(rows, outputs), 1.0);
             for epilogue in [Epilogue::Store, Epilogue::Add] {
                 let linear = Linear::new(x, weight, None, out);
                 same_bits(l, Linear { integer: product, epilogue, transposed: true, ..linear });
             }
-            let (table, scales) = integers(l, integer, [outputs, inputs], Kind::Table);
+            let (table, scales) = integers(l, integer, [outputs, inputs], ParameterKind::Table);
             let (ids, out) = (l.ids(drawn(1, rows, outputs)), l.poison(matrix(rows, inputs)));
             same_bits(l, Embed { ids, table, scales: Some(scales), out });
         }
@@ -99,7 +99,7 @@ fn a_head_in_integers_agrees_with_the_reference() {
         for integer in [Integer::Int8, Integer::Int4] {
             let l = &mut Lay::new(Dtype::F32);
             let (x, x_scales) = activations(l, rows, d);
-            let (weight, scales) = integers(l, integer, [vocabulary, d], Kind::Table);
+            let (weight, scales) = integers(l, integer, [vocabulary, d], ParameterKind::Table);
             let logits = l.left(matrix(rows.div_ceil(2), vocabulary), None);
             let op = HeadLoss {
                 x,

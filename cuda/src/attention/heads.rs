@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
-use capful_core::ops::{Heads, Kind, Pattern};
+use capful_core::ops::{Heads, Pattern, PatternKind};
 
 use crate::arguments::{HeadsArgs, OrderArgs, PatternArgs};
 use crate::device::Cuda;
@@ -34,10 +34,10 @@ impl HeadsArgs {
 impl PatternArgs {
     pub fn new(pattern: &Pattern) -> PatternArgs {
         let kind = match pattern.kind {
-            Kind::Dense => 0,
-            Kind::Local => 1,
-            Kind::Global => 2,
-            Kind::Mixed => 3,
+            PatternKind::Dense => 0,
+            PatternKind::Local => 1,
+            PatternKind::Global => 2,
+            PatternKind::Mixed => 3,
         };
         PatternArgs { kind, block: pattern.block, window: pattern.window, stride: pattern.stride }
     }
@@ -95,7 +95,8 @@ pub fn span(seq_len: u32, pattern: &Pattern, offsets: Option<Region>) -> Option<
 
 /// Whether queries see their own tile and the tile before, with heads that `stripe.cuh` supports.
 pub fn local(heads: &Heads, pattern: &Pattern, offsets: Option<Region>) -> bool {
-    offsets.is_none() && (pattern.kind, pattern.block, pattern.window, heads.size) == (Kind::Local, TENSOR_TILE, 1, 64)
+    offsets.is_none()
+        && (pattern.kind, pattern.block, pattern.window, heads.size) == (PatternKind::Local, TENSOR_TILE, 1, 64)
 }
 
 /// The number of stripes of each of `sequences` with which the last stripe ends soonest, where `most` stripes run at a

@@ -17,7 +17,7 @@ use crate::room::attention::TokenRoom;
 
 /// The values of StepKind in token.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum StepKind {
     Embed,
     Norm,
     Product,
@@ -131,7 +131,7 @@ struct Steps {
 impl Steps {
     /// Adds a step, with a synchronisation before it where it reads regions that other blocks wrote, or writes regions
     /// that other blocks used.
-    fn add(&mut self, op: &Op, kind: Kind, slot: Option<usize>, exact: bool, of: AnyStepArgs) {
+    fn add(&mut self, op: &Op, kind: StepKind, slot: Option<usize>, exact: bool, of: AnyStepArgs) {
         let mut uses = Use::of(op, slot);
         let wait = self.used.iter().any(|before| uses.iter().any(|now| before.waits(now)));
         if wait {
@@ -151,14 +151,14 @@ impl Steps {
     /// Tells multiplications that run at the same time as attention how many heads keep blocks busy. A group of steps
     /// that chooses a token is excluded: every block must have logits there.
     fn keep_apart(&mut self, heads: u32) {
-        let attends = |s: &StepArgs| s.kind == Kind::Attention as u32;
-        let chooses = |s: &StepArgs| s.kind == Kind::MostLikely as u32;
+        let attends = |s: &StepArgs| s.kind == StepKind::Attention as u32;
+        let chooses = |s: &StepArgs| s.kind == StepKind::MostLikely as u32;
         let mut rest = &mut self.made[..];
         while !rest.is_empty() {
             let end = rest.iter().skip(1).position(|s| s.wait != 0).map_or(rest.len(), |i| i + 1);
             let (steps, behind) = rest.split_at_mut(end);
             if steps.iter().any(attends) && !steps.iter().any(chooses) {
-                steps.iter_mut().filter(|s| s.kind == Kind::Product as u32).for_each(|s| s.beside = heads);
+                steps.iter_mut().filter(|s| s.kind == StepKind::Product as u32).for_each(|s| s.beside = heads);
             }
             rest = behind;
         }
@@ -171,7 +171,7 @@ impl Steps {
         let rows = written.filter(|u| u.region == o.logits).and_then(|u| u.rows);
         let (wait, wide) = (written.is_some() && rows.is_none(), rows.is_some_and(|(_, whole)| whole));
         let of = AnyStepArgs { choice: TokenChoiceArgs { wide: wide.into() } };
-        let kind = Kind::MostLikely as u32;
+        let kind = StepKind::MostLikely as u32;
         self.made.push(StepArgs { of, kind, wait: wait.into(), slot: NOWHERE, exact: 0, beside: 0, softcap: 0.0 });
     }
 
@@ -287,29 +287,29 @@ impl Cuda {
             match op {
                 Op::Embed(o) => {
                     let embed = self.token_embed(o)?;
-                    steps.add(op, Kind::Embed, None, false, AnyStepArgs { embed });
+                    steps.add(op, StepKind::Embed, None, false, AnyStepArgs { embed });
                 }
                 Op::Norm(o) => {
                     let norm = self.token_norm(o)?;
-                    steps.add(op, Kind::Norm, Some(0), false, AnyStepArgs { norm });
+                    steps.add(op, StepKind::Norm, Some(0), false, AnyStepArgs { norm });
                     let [first, second] = [Some(o.first), o.second].map(|a| a.map(|a| a.out));
                     steps.slots = [first, second.or(steps.slots[1]), steps.slots[WIDE_SLOT]];
                 }
                 Op::SwiGlu(o) => {
                     let swiglu = self.token_swiglu(o)?;
-                    steps.add(op, Kind::SwiGlu, Some(WIDE_SLOT), false, AnyStepArgs { swiglu });
+                    steps.add(op, StepKind::SwiGlu, Some(WIDE_SLOT), false, AnyStepArgs { swiglu });
                     steps.slots[WIDE_SLOT] = Some(o.out);
                 }
                 Op::CachedAttention(o) => {
                     let attention = self.cached_attention(o)?;
-                    steps.add(op, Kind::Attention, None, false, AnyStepArgs { attention });
+                    steps.add(op, StepKind::Attention, None, false, AnyStepArgs { attention });
                     steps.slots[WIDE_SLOT] = None;
                     counters = counters.max(TokenRoom::of(o).counters);
                     heads = heads.max(o.rotary.heads.queries);
                 }
                 Op::Linear(o) => {
                     let product = self.token_product(o)?;
-                    let kind = if o.transposed { Kind::Turned } else { Kind::Product };
+                    let kind = if o.transposed { StepKind::Turned } else { StepKind::Product };
                     let exact = o.out.dtype == Dtype::F32;
                     steps.add(op, kind, steps.holding(o.x), exact, AnyStepArgs { product });
                     if let Some((step, cap)) = steps.made.last_mut().zip(launch.ops.iter().find_map(|o| cap(op, o))) {

@@ -1,6 +1,6 @@
 //! Attention and its gradient, with each of their kernels.
 
-use capful_core::ops::{AttentionGrad, Heads, Kind, Pattern};
+use capful_core::ops::{AttentionGrad, Heads, Pattern, PatternKind};
 
 use super::bench::{Bench, share};
 use crate::Precision;
@@ -14,7 +14,7 @@ use capful_witness::attention::{
 /// Lengths around the tiles' sides and sizes around the padded sizes, each pair with one of the patterns.
 fn tiled_attentions() -> Vec<Case> {
     let mut patterns = vec![Pattern::DENSE];
-    for kind in [Kind::Local, Kind::Global, Kind::Mixed] {
+    for kind in [PatternKind::Local, PatternKind::Global, PatternKind::Mixed] {
         patterns.extend([16, 32, 64].map(|block| Pattern { kind, block, window: 1, stride: 3 }));
     }
     let mut cases = Vec::new();
@@ -34,7 +34,7 @@ fn tiled_attentions() -> Vec<Case> {
 
 /// Short sequences, several in a tile: tiles that are full, partly full, and the only tile.
 fn packed_attentions() -> Vec<Case> {
-    let local = |block| Pattern { kind: Kind::Local, block, window: 0, stride: 3 };
+    let local = |block| Pattern { kind: PatternKind::Local, block, window: 0, stride: 3 };
     let grouped = Heads::grouped(6, 2, 64);
     let mut cases = vec![
         (Heads::grouped(12, 2, 64), 8, 8, Pattern::DENSE),
@@ -166,7 +166,7 @@ fn short_sequences_of_grouped_heads_stay_on_the_chip() {
 }
 
 /// A window of a block and the block before it.
-const SHORT_WINDOW: Pattern = Pattern { kind: Kind::Local, block: 64, window: 1, stride: 3 };
+const SHORT_WINDOW: Pattern = Pattern { kind: PatternKind::Local, block: 64, window: 1, stride: 3 };
 
 /// One stripe of a sequence, several stripes, and one stripe for each tile; sequences of one tile, of whole tiles and
 /// of a partial one.

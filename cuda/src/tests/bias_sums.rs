@@ -4,7 +4,7 @@
 use capful_core::device::{Device as _, Op};
 use capful_core::memory::{Dtype, Region, Share, Space};
 use capful_core::ops::{
-    AffineGrad, AllGather, AttentionGrad, Carry, Heads, Kind, LinearGrad, NormGrad, NormKind, Pattern, Rotary,
+    AffineGrad, AllGather, AttentionGrad, Carry, Heads, LinearGrad, NormGrad, NormKind, Pattern, PatternKind, Rotary,
 };
 use capful_core::random::Random;
 
@@ -144,7 +144,7 @@ fn a_norm_s_gradient_is_summed_as_it_is_written() {
 
 #[test]
 fn attention_s_gradient_is_summed_as_it_is_written() {
-    let local = Pattern { kind: Kind::Local, block: 64, window: 1, stride: 3 };
+    let local = Pattern { kind: PatternKind::Local, block: 64, window: 1, stride: 3 };
     let two: Change = |cuda| cuda.hardware.multiprocessors = 2;
     let by_keys: Change = |cuda| cuda.limits.long_sequence = 1;
     let in_parts: Change = |cuda| cuda.limits.sequences = 2;

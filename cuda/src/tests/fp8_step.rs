@@ -3,7 +3,7 @@
 use capful_core::device::{Device, Meter, Op, OperationError, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Region, Role, Slot, Space};
 use capful_core::model::transformer::{Adapters, BaseType, Biases, Feed, Lasting, Residual, Training};
-use capful_core::model::{Family, MicroBatch, Products as Kind, Recompute, Transformer};
+use capful_core::model::{Family, MicroBatch, Products, Recompute, Transformer};
 use capful_core::ops::{Chance, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, SwiGlu, SwiGluGrad};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
@@ -11,7 +11,7 @@ use capful_core::train::{Results, Settings};
 
 use super::bench::{Bench, open_with};
 use super::step;
-use crate::{Cuda, CudaProfile, Precision, Products};
+use crate::{Cuda, CudaProfile, Precision};
 use capful_witness::lay::{decode, encode};
 
 const MODEL: Transformer = Transformer {
@@ -34,7 +34,7 @@ const STAGE: MicroBatch = MicroBatch {
     chunk: 16,
     recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
-    products: Kind::Quantised,
+    products: Products::Quantised,
     dropout: Chance::NONE,
     documents: false,
 };
@@ -134,7 +134,7 @@ fn train<M: Machine>(
     stage: &MicroBatch,
     (from, to): (u64, u64),
     saved: Option<&Saved>,
-    products: impl Fn(u64) -> Kind,
+    products: impl Fn(u64) -> Products,
 ) -> (Vec<f32>, Saved) {
     let lasting = [Role::Weight, Role::Master, Role::Moment, Role::State, Role::Constant];
     let entries = || plan.entries.iter().filter(|e| lasting.contains(&e.slot.role));
@@ -171,7 +171,7 @@ fn on_reference(
     model: Transformer,
     profile: &dyn Profile,
     steps: u64,
-    products: impl Fn(u64) -> Kind,
+    products: impl Fn(u64) -> Products,
 ) -> (Vec<f32>, Saved) {
     let plan = plan(model, profile, 0, &STAGE);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
@@ -179,8 +179,8 @@ fn on_reference(
 }
 
 /// The kind of each step, as a run chooses it.
-fn chosen(step: u64) -> Kind {
-    if step < FILLS { Kind::Warming } else { Kind::Quantised }
+fn chosen(step: u64) -> Products {
+    if step < FILLS { Products::Warming } else { Products::Quantised }
 }
 
 /// Both runs learn, and their losses differ by at most `tolerance` at every step.
@@ -201,7 +201,7 @@ fn the_reference_learns_as_well_with_copies_in_8_bits() {
     let layered = Transformer { norm: NormKind::Layer, feed: Feed::Gelu, ..MODEL };
     let normed = Transformer { head_size: 16, qk_norm: true, ..MODEL };
     for (model, steps) in [(MODEL, 60), (pythia, 28), (parallel, 28), (layered, 28), (normed, 28)] {
-        let (wide, _) = on_reference(model, &Single, steps, |_| Kind::Wide);
+        let (wide, _) = on_reference(model, &Single, steps, |_| Products::Wide);
         let (eighths, saved) = on_reference(model, &SingleFp8, steps, chosen);
         assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
         learn_alike(&wide, &eighths, 0.05);
@@ -214,7 +214,7 @@ fn adapters_learn_beside_copies_in_8_bits() {
     let all = Adapters { rank: 4, alpha: 16.0, qkv: true, out: true, up: true, down: true, base: BaseType::Same };
     for model in [MODEL, Transformer { feed: Feed::Gelu, ..MODEL }] {
         let model = Transformer { adapters: Some(all), ..model };
-        let (wide, _) = on_reference(model, &Single, 28, |_| Kind::Wide);
+        let (wide, _) = on_reference(model, &Single, 28, |_| Products::Wide);
         let (eighths, _) = on_reference(model, &SingleFp8, 28, chosen);
         let (before, later) = wide.split_at(FILLS as usize);
         assert_eq!(before, &eighths[..before.len()], "while the history fills nothing differs");
@@ -229,17 +229,22 @@ fn gpu(precision: Precision, stage: &MicroBatch) -> (Cuda, Plan) {
     let draft = plan(MODEL, &profile, 0, stage);
     let mut meter = Meter::new(&profile, Rates::ONE);
     let mut all = || -> Result<(), OperationError> {
-        for products in [Kind::Wide, Kind::Warming, Kind::Quantised] {
+        for products in [Products::Wide, Products::Warming, Products::Quantised] {
             MODEL.micro_batch(&mut meter, &draft.state, &draft.training, &MicroBatch { products, ..*stage }, true)?;
         }
         MODEL.update(&mut meter, &draft.state, None)
     };
     all().expect("a plan");
     let plan = plan(MODEL, &profile, meter.scratch, stage);
-    (open_with(plan.bytes, plan.scratch, 0, Products::Library), plan)
+    (open_with(plan.bytes, plan.scratch, 0, crate::Products::Library), plan)
 }
 
-fn on_gpu(precision: Precision, stage: &MicroBatch, steps: u64, products: impl Fn(u64) -> Kind) -> (Vec<f32>, Saved) {
+fn on_gpu(
+    precision: Precision,
+    stage: &MicroBatch,
+    steps: u64,
+    products: impl Fn(u64) -> Products,
+) -> (Vec<f32>, Saved) {
     let (mut cuda, plan) = gpu(precision, stage);
     train(&mut cuda, &plan, stage, (0, steps), None, products)
 }
@@ -249,7 +254,7 @@ fn a_gpu_learns_as_well_in_fp8_as_in_bf16() {
     if Bench::of_eighths().is_none() {
         return;
     }
-    let (wide, _) = on_gpu(Precision::Bf16, &STAGE, 28, |_| Kind::Wide);
+    let (wide, _) = on_gpu(Precision::Bf16, &STAGE, 28, |_| Products::Wide);
     let (eighths, _) = on_gpu(Precision::Fp8, &STAGE, 28, chosen);
     assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
     learn_alike(&wide, &eighths, 0.05);
@@ -264,7 +269,7 @@ fn steps_in_fp8_go_on_with_the_same_bits() {
         return;
     }
     // The test does not need a full history.
-    let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
+    let soon = |step| if step < 2 { Products::Warming } else { Products::Quantised };
     let whole = on_gpu(Precision::Fp8, &STAGE, 5, soon);
     assert_eq!(on_gpu(Precision::Fp8, &STAGE, 5, soon), whole, "twice");
     let singles = Recompute::FULL.iter().map(|kind| Recompute::NONE.with(kind));
@@ -341,7 +346,7 @@ impl<M: Machine> Machine for Apart<M> {
 
 #[test]
 fn whatever_is_computed_again_steps_in_fp8_have_the_same_losses_on_the_reference() {
-    let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
+    let soon = |step| if step < 2 { Products::Warming } else { Products::Quantised };
     let losses = |recompute| {
         let stage = MicroBatch { recompute, ..STAGE };
         let plan = plan(MODEL, &SingleFp8, 0, &stage);
@@ -383,7 +388,7 @@ fn whatever_is_computed_again_steps_in_fp8_have_the_same_losses_on_the_reference
 
 #[test]
 fn a_step_whose_operations_copy_has_the_bits_of_one_whose_copies_are_apart() {
-    let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
+    let soon = |step| if step < 2 { Products::Warming } else { Products::Quantised };
     let able = Bench::of_eighths().is_some();
     for recompute in [Recompute::NONE, Recompute::CHEAP, Recompute::FULL] {
         let stage = MicroBatch { recompute, ..STAGE };

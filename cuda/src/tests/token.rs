@@ -4,7 +4,7 @@ use capful_core::device::{Device as _, Meter, Op, OperationError, Rates, Referen
 use capful_core::memory::{Arena, Dtype, Entry, Layout, Ledger, Region, Role, Slot};
 use capful_core::model::transformer::{Biases, Decoding, Lasting};
 use capful_core::model::{Family as _, Purpose, Transformer};
-use capful_core::ops::{Kind, MostLikely, Pattern};
+use capful_core::ops::{MostLikely, Pattern, PatternKind};
 
 use super::bench::open_with;
 use super::step::{PYTHIA, QWEN, YXANUL, first_values};
@@ -145,7 +145,7 @@ fn a_token_in_one_launch_agrees_with_the_reference() {
     // Enough positions for two pieces of attention.
     agree(&Transformer { context: 70, ..YXANUL }, Pattern::DENSE);
     agree(&PYTHIA, Pattern::DENSE);
-    agree(&YXANUL, Pattern { kind: Kind::Mixed, block: 4, window: 1, stride: 3 });
+    agree(&YXANUL, Pattern { kind: PatternKind::Mixed, block: 4, window: 1, stride: 3 });
     agree(&Transformer { rank: None, bias: Biases::QKV, ..YXANUL }, Pattern::DENSE);
     // Operations that cannot be steps, between others that can.
     agree(&QWEN, Pattern::DENSE);

@@ -9,7 +9,7 @@ use super::super::super::fixtures::{ORIGIN, course, feed};
 use super::super::super::shards::Shards;
 use super::super::super::shards::build::open_or_build;
 use super::super::super::shards::training::TrainingTokens;
-use super::super::super::source::{Document, Documents, Place};
+use super::super::super::source::{Document, Documents, SourcePosition};
 use super::super::super::split::Split;
 use super::super::packed::Table;
 use super::*;
@@ -43,10 +43,10 @@ impl Documents for Lettered {
         self.next += 1;
         Ok(true)
     }
-    fn place(&self) -> Place {
-        Place { offset: self.next, document: self.next, ..Place::default() }
+    fn place(&self) -> SourcePosition {
+        SourcePosition { offset: self.next, document: self.next, ..SourcePosition::default() }
     }
-    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+    fn seek(&mut self, place: SourcePosition) -> Result<(), SourceError> {
         self.next = place.offset;
         Ok(())
     }

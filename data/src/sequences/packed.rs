@@ -13,7 +13,7 @@ use capful_core::random::{Random, stream};
 
 use super::super::error::SourceError;
 use super::super::shards::training::TrainingTokens;
-use super::super::source::Place;
+use super::super::source::SourcePosition;
 use super::super::split::Split;
 use super::super::stream::Position;
 use super::Sequences;
@@ -385,7 +385,7 @@ impl Sequences for Packed {
         let (Cursor { epoch, window, row }, length) = (self.cursor, u64::from(self.rows.length));
         Position {
             epoch,
-            place: Place { document: window, ..Place::default() },
+            place: SourcePosition { document: window, ..SourcePosition::default() },
             token: row as u32,
             epoch_tokens: self.epoch_read * length,
             tokens: self.read * length,
@@ -400,7 +400,7 @@ impl Sequences for Packed {
         let rows =
             if self.cursor.window < self.windows() { self.pack(position.epoch, self.cursor.window) } else { vec![] };
         if self.cursor.row >= rows.len() {
-            let Place { file, document, .. } = position.place;
+            let SourcePosition { file, document, .. } = position.place;
             return Err(SourceError::Changed { name: self.tokens.name().to_owned(), file, document });
         }
         Ok(())

@@ -32,10 +32,10 @@ impl Documents for Chats {
         self.next += 1;
         Ok(true)
     }
-    fn place(&self) -> Place {
-        Place { offset: self.next as u64, document: self.next as u64, ..Place::default() }
+    fn place(&self) -> SourcePosition {
+        SourcePosition { offset: self.next as u64, document: self.next as u64, ..SourcePosition::default() }
     }
-    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+    fn seek(&mut self, place: SourcePosition) -> Result<(), SourceError> {
         self.next = place.offset as usize;
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::path::Path;
 use super::super::ahead::Ahead;
 use super::super::encode::{Encoder, Feed, Load};
 use super::super::error::SourceError;
-use super::super::source::Place;
+use super::super::source::SourcePosition;
 use super::file::{Shard, VERSION, Writer, width};
 use super::{Manifest, Origin, Shards, shard_path};
 use capful_base::disk;
@@ -180,7 +180,7 @@ impl<'a> Builder<'a> {
         let next = found.last().map(|shard| shard.contents().next);
         // The last shard of a set stores the source's beginning as its next place, where no shard continues: only the
         // manifest is missing.
-        let complete = next == Some(Place::default());
+        let complete = next == Some(SourcePosition::default());
         pieces.seek(0, next.unwrap_or_default())?;
         let (vocab, bos, eos) = pieces.marks();
         let total = |of: fn(&super::file::Contents) -> u64| found.iter().map(|s| of(s.contents())).sum();
@@ -230,7 +230,7 @@ impl<'a> Builder<'a> {
         }
         if let Some(done) = writer {
             // Nothing follows this shard.
-            self.finish(done, Place::default())?;
+            self.finish(done, SourcePosition::default())?;
         }
         if self.manifest.documents == 0 {
             return Err(self.pieces.nothing());
@@ -245,7 +245,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn finish(&mut self, writer: Writer, next: Place) -> Result<(), SourceError> {
+    fn finish(&mut self, writer: Writer, next: SourcePosition) -> Result<(), SourceError> {
         let contents = *writer.contents();
         let finished = writer.finish(next);
         finished.map_err(|reason| SourceError::Write { path: self.dir.to_owned(), reason })?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::error::SourceError;
-use super::super::source::{Document, Documents, Place, TokenKind};
+use super::super::source::{Document, Documents, SourcePosition, TokenKind};
 use super::Shards;
 
 /// Returns a set's documents as ids, with the known properties of their text.
@@ -57,11 +57,11 @@ impl Documents for ShardDocuments {
         }
     }
 
-    fn place(&self) -> Place {
-        Place { file: self.shard as u32, offset: self.at, document: self.document, given: 0 }
+    fn place(&self) -> SourcePosition {
+        SourcePosition { file: self.shard as u32, offset: self.at, document: self.document, given: 0 }
     }
 
-    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+    fn seek(&mut self, place: SourcePosition) -> Result<(), SourceError> {
         (self.shard, self.at, self.document) = (place.file as usize, place.offset, place.document);
         Ok(())
     }

@@ -32,7 +32,7 @@ use capful_core::data::{CONTEXT, as_input};
 use twox_hash::xxhash3_64::Hasher as Digest;
 
 use super::super::error::SourceError;
-use super::super::source::{Content, Place};
+use super::super::source::{Content, SourcePosition};
 
 const MAGIC: [u8; 8] = *b"capful\0s";
 /// The version of the files of a set.
@@ -64,7 +64,7 @@ pub struct Contents {
     /// The key of the set that the shard belongs to.
     pub key: u64,
     /// Where the source continues after the shard.
-    pub next: Place,
+    pub next: SourcePosition,
     digest: u64,
 }
 
@@ -86,7 +86,7 @@ impl Contents {
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         bytes[12..16].copy_from_slice(&(self.width as u32).to_le_bytes());
-        let Place { file, offset, document, .. } = self.next;
+        let SourcePosition { file, offset, document, .. } = self.next;
         let numbers = [
             self.tokens,
             self.documents,
@@ -121,7 +121,7 @@ impl Contents {
         if word(8) != VERSION {
             return Err(SourceError::ShardVersion { path: path.to_owned(), version: word(8), known: VERSION });
         }
-        let next = Place { file: word(48), offset: long(56), document: long(64), ..Place::default() };
+        let next = SourcePosition { file: word(48), offset: long(56), document: long(64), ..SourcePosition::default() };
         let contents = Self {
             tokens: long(16),
             documents: long(24),
@@ -360,7 +360,7 @@ impl Writer {
     ///
     /// # Errors
     /// The file system.
-    pub fn finish(mut self, next: Place) -> io::Result<()> {
+    pub fn finish(mut self, next: SourcePosition) -> io::Result<()> {
         self.contents.next = next;
         let filled = self.contents.ids() - self.contents.tokens * self.contents.width;
         self.output.write_all(&[0; 8][..filled as usize])?;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::error::SourceError;
-use super::source::{Place, TokenKind};
+use super::source::{SourcePosition, TokenKind};
 use capful_base::{digest, disk};
 use file::{Shard, VERSION};
 
@@ -194,7 +194,7 @@ impl Shards {
     ///
     /// # Errors
     /// A shard that cannot be read, or whose tables are damaged.
-    pub fn each_document(&self, mut visit: impl FnMut(Place, u64, u64)) -> Result<(), SourceError> {
+    pub fn each_document(&self, mut visit: impl FnMut(SourcePosition, u64, u64)) -> Result<(), SourceError> {
         let (mut ends, mut hashes) = (vec![0; TOGETHER], vec![0; TOGETHER]);
         for (file, shard) in (0..).zip(&self.shards) {
             let (documents, mut offset) = (shard.contents().documents, 0);
@@ -207,7 +207,7 @@ impl Shards {
                         let reason = "its documents' ends are out of order".to_owned();
                         return Err(SourceError::Shard { path: self.name.clone().into(), reason });
                     }
-                    visit(Place { file, offset, document, given: 0 }, end - offset, hash);
+                    visit(SourcePosition { file, offset, document, given: 0 }, end - offset, hash);
                     offset = end;
                 }
             }

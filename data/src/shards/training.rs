@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::super::error::SourceError;
-use super::super::source::Place;
+use super::super::source::SourcePosition;
 use super::super::split::{Part, Split};
 use super::Shards;
 
@@ -62,7 +62,7 @@ impl TrainingTokens {
             line.begins.push(begin);
             begin += shard.contents().tokens;
         }
-        shards.each_document(|Place { file, offset, document, .. }, tokens, hash| {
+        shards.each_document(|SourcePosition { file, offset, document, .. }, tokens, hash| {
             let (file, end) = (file as usize, offset + tokens);
             if !split.has(Part::Training, hash) {
                 skipped += tokens;

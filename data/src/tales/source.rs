@@ -2,7 +2,7 @@
 
 use super::Tales;
 use crate::error::SourceError;
-use crate::source::{Document, Documents, Place};
+use crate::source::{Document, Documents, SourcePosition};
 
 /// The tales of one stream, one after the other.
 #[derive(Debug, Clone, Copy)]
@@ -32,11 +32,11 @@ impl Documents for TaleDocuments {
         Ok(true)
     }
 
-    fn place(&self) -> Place {
-        Place { offset: self.next, document: self.next, ..Place::default() }
+    fn place(&self) -> SourcePosition {
+        SourcePosition { offset: self.next, document: self.next, ..SourcePosition::default() }
     }
 
-    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+    fn seek(&mut self, place: SourcePosition) -> Result<(), SourceError> {
         self.next = place.offset;
         Ok(())
     }

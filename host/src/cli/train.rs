@@ -413,13 +413,7 @@ impl Job<'_> {
                 tell!("{}", plan.ledger().trim_end());
             }
             tell!("{}", fitting(plan.summary(config).trim_end(), &io::stderr()));
-            if let Some(line) = config.attention_kept() {
-                tell_within(&line);
-            }
-            tell!("{}", on_device(config)?);
-            tell_within(&name::spelled(&corpus.order(config)));
-            corpus.packing().map_err(request)?.iter().for_each(|line| tell_within(&name::spelled(line)));
-            drawn.iter().for_each(|line| tell_within(&name::spelled(line)));
+            tell_of_training(config, corpus, &drawn)?;
             tell_within(&validation.describe(overlap));
             session.laid.introduction.iter().for_each(|line| tell!("{line}"));
             tell_of_ranks(config);
@@ -439,16 +433,8 @@ impl Job<'_> {
         })?;
         team.led(|| checkpoint::sweep(dir).map_err(|e| DeviceError::from(e).into()))?;
         let stop = team.stop()?;
-        let turned = resume.as_ref().and_then(|(from, _)| checkpoint::other_states(from, &session.laid.lasting));
-        if let Some(was) = turned {
-            let (here, rounded) = match config.states {
-                States::F32 => ("f32", ""),
-                States::EightBits => ("8bit", ", rounded to its codes"),
-            };
-            tell!(
-                "{}: the checkpoint has the optimizer's states in {was}, this run in {here}: they are turned into it{rounded}",
-                name::called()
-            );
+        if let Some(was) = resume.as_ref().and_then(|(from, _)| checkpoint::other_states(from, &session.laid.lasting)) {
+            tell_of_converted_states(config, was);
         }
         let trainer = Trainer::new(config, session, corpus, &validation.set, dir, resume, model_config, stop, begun);
         let trainer = team.agree(trainer.map_err(Failure::from), &[]);
@@ -465,15 +451,7 @@ impl Job<'_> {
             directory::discard(dir);
         }
         began?;
-        if config.lr == 0.0 {
-            tell!(
-                "{}: --lr 0: no weight changes, so nothing is learnt; leave it away for the preset's rate",
-                name::called()
-            );
-        }
-        let lines =
-            [config.unused_vocabulary(tokenizer.vocab_size()), config.unfinished_warmup(), wants_a_rate(config)];
-        lines.iter().flatten().for_each(|line| tell!("{}: {line}", name::called()));
+        tell_of_doubts(config, tokenizer.vocab_size());
         let course = course(config, corpus, trainer.step())?;
         if !json {
             coverage::of_run(corpus, &validation.set, config).iter().for_each(|line| tell_within(line));
@@ -537,6 +515,41 @@ impl Job<'_> {
         }
         Ok(())
     }
+}
+
+/// What the plan does not say of a run: its attention, its device, the order of its data.
+fn tell_of_training(config: &Config, corpus: &Corpus, drawn: &[String]) -> Result<(), Failure> {
+    if let Some(line) = config.attention_kept() {
+        tell_within(&line);
+    }
+    tell!("{}", on_device(config)?);
+    tell_within(&name::spelled(&corpus.order(config)));
+    corpus.packing().map_err(request)?.iter().chain(drawn).for_each(|line| tell_within(&name::spelled(line)));
+    Ok(())
+}
+
+/// The checkpoint has the optimizer's states in another type than the run.
+fn tell_of_converted_states(config: &Config, was: &str) {
+    let (here, rounded) = match config.states {
+        States::F32 => ("f32", ""),
+        States::EightBits => ("8bit", ", rounded to its codes"),
+    };
+    tell!(
+        "{}: the checkpoint has the optimizer's states in {was}, this run in {here}: they are converted{rounded}",
+        name::called()
+    );
+}
+
+/// Settings that a user may not have meant.
+fn tell_of_doubts(config: &Config, ids: u32) {
+    if config.lr == 0.0 {
+        tell!(
+            "{}: --lr 0: no weight changes, so nothing is learnt; leave it away for the preset's rate",
+            name::called()
+        );
+    }
+    let lines = [config.unused_vocabulary(ids), config.unfinished_warmup(), wants_a_rate(config)];
+    lines.iter().flatten().for_each(|line| tell!("{}: {line}", name::called()));
 }
 
 /// The configuration with about as many steps as fit in its time limit, if it has one and its rate is not decaying yet.

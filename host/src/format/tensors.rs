@@ -30,7 +30,7 @@ struct Index {
 }
 
 /// A tensor: its name here, and its file and its name in that file.
-struct Place {
+struct TensorLocation {
     called: String,
     file: usize,
     name: String,
@@ -40,7 +40,7 @@ struct Place {
 pub struct Tensors {
     files: Vec<TensorFile>,
     /// The tensors, in the order of the files and of their bytes.
-    places: Vec<Place>,
+    places: Vec<TensorLocation>,
     /// The index in `places` of each name.
     index: HashMap<String, usize>,
 }
@@ -110,9 +110,9 @@ impl Tensors {
     /// Files without a common tensor.
     fn of(files: Vec<TensorFile>) -> Tensors {
         let of_file = |(file, there): (usize, &TensorFile)| {
-            there.names().into_iter().map(move |name| Place { called: name.clone(), file, name })
+            there.names().into_iter().map(move |name| TensorLocation { called: name.clone(), file, name })
         };
-        let places: Vec<Place> = files.iter().enumerate().flat_map(of_file).collect();
+        let places: Vec<TensorLocation> = files.iter().enumerate().flat_map(of_file).collect();
         let index = places.iter().enumerate().map(|(i, place)| (place.called.clone(), i)).collect();
         Tensors { files, places, index }
     }
@@ -126,7 +126,7 @@ impl Tensors {
         for i in 0..self.places.len() {
             let called = of(&self.places[i].name);
             if let Some(other) = self.index.insert(called.clone(), i) {
-                let Place { file, name, .. } = &self.places[i];
+                let TensorLocation { file, name, .. } = &self.places[i];
                 let what = format!("{} and {name} are both {called}; take one of them away", self.places[other].name);
                 return Err(damaged(self.files[*file].path().to_owned(), what));
             }
@@ -194,7 +194,7 @@ impl Tensors {
         }
         let head = |name: &str| tied.is_some_and(|[head, _]| head == name);
         let left = |name: &str| !known.contains(name) && !ignored(name) && !head(name);
-        if let Some(Place { file, name, .. }) = self.places.iter().find(|place| left(&place.called)) {
+        if let Some(TensorLocation { file, name, .. }) = self.places.iter().find(|place| left(&place.called)) {
             let what = format!("its tensor {name} is no parameter of the model in config.json");
             return Err(damaged(self.files[*file].path().to_owned(), what));
         }

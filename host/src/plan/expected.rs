@@ -10,7 +10,7 @@ use crate::config::{Config, ModelConfig, Precision};
 
 /// The speed of operations of one kind.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Kind {
+struct KindCost {
     name: &'static str,
     /// Seconds of the smallest operation.
     least: f64,
@@ -18,12 +18,12 @@ struct Kind {
     share: f64,
 }
 
-const fn kind(name: &'static str, microseconds: f64, share: f64) -> Kind {
-    Kind { name, least: microseconds * 1e-6, share }
+const fn kind(name: &'static str, microseconds: f64, share: f64) -> KindCost {
+    KindCost { name, least: microseconds * 1e-6, share }
 }
 
 /// On a GPU, in bf16: measured on an H200.
-const GPU: &[Kind] = &[
+const GPU: &[KindCost] = &[
     kind("adamw", 5.1, 1.00),
     kind("add_values", 3.4, 2.27),
     kind("add_values_grad", 6.7, 1.51),
@@ -50,7 +50,7 @@ const GPU: &[Kind] = &[
     kind("swiglu_grad", 2.0, 1.01),
 ];
 /// Any other kind.
-const OTHER: Kind = kind("", 5.0, 0.8);
+const OTHER: KindCost = kind("", 5.0, 0.8);
 
 /// Number of operations of a kind in a step, and their seconds by the roofline model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -109,7 +109,7 @@ impl Device for Tally {
 }
 
 /// The measured kinds for the run of `config`; `None` if none were measured.
-fn kinds(config: &Config) -> Option<&'static [Kind]> {
+fn kinds(config: &Config) -> Option<&'static [KindCost]> {
     let transformer = matches!(config.model, ModelConfig::Pythia(_) | ModelConfig::Yxanul(_));
     let gpu = config.device.starts_with("cuda") && config.precision == Precision::Bf16;
     (transformer && gpu && config.ranks == 1).then_some(GPU)

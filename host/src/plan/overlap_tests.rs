@@ -1,7 +1,7 @@
 //! Programs of ranks on two streams: every pair of operations that meets is ordered.
 
 use capful_core::device::{Access, Op, Profile as _};
-use capful_device::{Overlap, Place, Stream};
+use capful_device::{Assignment, Overlap, Stream};
 
 use crate::config::{Config, RawConfig};
 use crate::device::AnyProfile;
@@ -31,7 +31,7 @@ fn whatever_meets_is_ordered() {
         assert!(ops.iter().all(|op| Stream::of(op) == Stream::Compute || gpu.scratch(op) == 0), "{preset}");
         let mut overlap = Overlap::default();
         let mut numbers = [0; 2];
-        let places: Vec<(usize, Place)> = ops
+        let places: Vec<(usize, Assignment)> = ops
             .iter()
             .map(|op| {
                 let place = overlap.place(op);
@@ -68,7 +68,7 @@ fn whatever_meets_is_ordered() {
 fn a_layers_gradients_are_sent_before_the_next_one_forms_its_own() {
     let ops = step("pythia-tiny", "");
     let mut overlap = Overlap::default();
-    let places: Vec<Place> = ops.iter().map(|op| overlap.place(op)).collect();
+    let places: Vec<Assignment> = ops.iter().map(|op| overlap.place(op)).collect();
     let computed: Vec<&Op> = ops.iter().filter(|op| Stream::of(op) == Stream::Compute).collect();
     let sections = ops.iter().zip(&places).filter_map(|(op, place)| match op {
         Op::AllToAll(exchange) => Some((exchange.from, place.behind?)),

@@ -21,7 +21,7 @@ const BAD: Style = AnsiColor::Red.on_default().bold();
 const BAR_COLUMNS: u64 = 22;
 
 /// A part of the memory with one purpose, and a remark about it.
-struct Share {
+struct PurposeBytes {
     name: &'static str,
     bytes: u64,
     detail: String,
@@ -36,9 +36,9 @@ impl Plan {
         if self.stages.len() > 1 {
             let _ = writeln!(out, "{}", self.curriculum());
         }
-        let shares: Vec<Share> = self.arena().into_iter().chain([self.beside()]).collect();
+        let shares: Vec<PurposeBytes> = self.arena().into_iter().chain([self.beside()]).collect();
         let all: u64 = shares.iter().fold(0, |sum, share| sum.saturating_add(share.bytes));
-        for Share { name, bytes, detail } in shares.iter().filter(|share| share.bytes > 0) {
+        for PurposeBytes { name, bytes, detail } in shares.iter().filter(|share| share.bytes > 0) {
             let (bar, bytes) = (bar(*bytes, all), human_bytes(*bytes));
             let row = format!("  {name:<20} {bytes:>10}  {BAR}{bar:<22}{BAR:#} {detail}");
             let _ = writeln!(out, "{}", row.trim_end());
@@ -100,7 +100,7 @@ impl Plan {
     }
 
     /// The arena by purpose: the bytes of all shares add up to its size.
-    fn arena(&self) -> [Share; 7] {
+    fn arena(&self) -> [PurposeBytes; 7] {
         let sum = |of: &dyn Fn(&&Line) -> bool| -> u64 {
             self.regions.iter().filter(of).map(|line| line.bytes + line.padding).sum()
         };
@@ -114,7 +114,7 @@ impl Plan {
             let parts: Vec<_> = there.map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes))).collect();
             parts.join(", ")
         };
-        let share = |name, bytes, detail| Share { name, bytes, detail };
+        let share = |name, bytes, detail| PurposeBytes { name, bytes, detail };
         let types = |role| self.types(role);
         [
             share("weights", of(Role::Weight), types(Role::Weight)),
@@ -136,11 +136,15 @@ impl Plan {
     }
 
     /// All memory outside the arena that exists at the same time.
-    fn beside(&self) -> Share {
+    fn beside(&self) -> PurposeBytes {
         let largest = self.outside.iter().max_by_key(|line| line.bytes);
         let name = largest.map_or("", |line| line.name.trim_end_matches(", at most"));
         let mostly = if self.outside.len() > 1 { "mostly " } else { "" };
-        Share { name: "outside the arena", bytes: outside::sum(&self.outside), detail: format!("{mostly}{name}") }
+        PurposeBytes {
+            name: "outside the arena",
+            bytes: outside::sum(&self.outside),
+            detail: format!("{mostly}{name}"),
+        }
     }
 
     /// The needed bytes, their consumer, and whether they are available. If a moment without the arena takes the most,

@@ -3,7 +3,7 @@
 use capful_core::device::{Device, Op, OperationError, Rates};
 
 use crate::config::Link;
-use crate::device::{Overlap, Place, Stream};
+use crate::device::{Assignment, Overlap, Stream};
 
 /// Seconds over each link.
 pub type OverLinks = [f64; Link::ALL.len()];
@@ -35,8 +35,8 @@ impl Timeline {
 
 impl Device for Timeline {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
-        let alone = Place { stream: Stream::Compute, behind: None };
-        let Place { stream, behind } = self.overlap.as_mut().map_or(alone, |overlap| overlap.place(op));
+        let alone = Assignment { stream: Stream::Compute, behind: None };
+        let Assignment { stream, behind } = self.overlap.as_mut().map_or(alone, |overlap| overlap.place(op));
         let own = stream as usize;
         let before = self.ends[own].last().copied().unwrap_or_default();
         let other = behind.and_then(|number| self.ends[1 - own].get(number)).copied().unwrap_or_default();

@@ -51,7 +51,7 @@ pub struct Mark {
 
 /// A horizontal line at a value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Rule {
+pub struct ReferenceLine {
     /// Its vertical position.
     pub y: f64,
     /// The vertical position of its name.
@@ -107,7 +107,7 @@ pub struct Chart {
     /// Marked values.
     pub marks: Vec<Mark>,
     /// Values that apply to the whole run.
-    pub rules: Vec<Rule>,
+    pub rules: Vec<ReferenceLine>,
     /// The names of the lines, if there are several.
     pub legend: Vec<Entry>,
 }
@@ -287,15 +287,15 @@ impl Drawing<'_> {
 }
 
 /// Horizontal lines, with their names one below the other.
-fn rules(mut levels: Vec<Level>, up: &Scale, [top, bottom]: [f64; 2]) -> Vec<Rule> {
+fn rules(mut levels: Vec<Level>, up: &Scale, [top, bottom]: [f64; 2]) -> Vec<ReferenceLine> {
     levels.sort_by(|a, b| b.value.total_cmp(&a.value));
-    let mut rules: Vec<Rule> = Vec::new();
+    let mut rules: Vec<ReferenceLine> = Vec::new();
     for level in levels {
         let y = up.at(level.value);
         let above = rules.last().map_or(top - LINE + 4.0, |rule| rule.label_y);
         let between = level.between.map(|[low, high]| [up.at(high).clamp(top, bottom), up.at(low).clamp(top, bottom)]);
         let (label_y, value) = ((y + 4.0).max(above + LINE), level.value.to_string());
-        rules.push(Rule { y, label_y, label: level.label, value, between });
+        rules.push(ReferenceLine { y, label_y, label: level.label, value, between });
     }
     // Names that were pushed below the frame move up again, and push up the names above them.
     let mut lowest = bottom + 4.0;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Averaged {
     /// The kind of average.
-    pub kind: Kind,
+    pub kind: AverageKind,
     /// The number of steps in the average, never 0.
     pub steps: u64,
 }
@@ -15,19 +15,19 @@ pub struct Averaged {
 /// How weights are averaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum AverageKind {
     /// By an exponential moving average.
     Ema,
     /// By the mean of the last steps.
     Mean,
 }
 
-impl Kind {
+impl AverageKind {
     /// The kind of `averaging`.
-    pub fn of(averaging: &Averaging) -> Kind {
+    pub fn of(averaging: &Averaging) -> AverageKind {
         match averaging {
-            Averaging::Exponential(_) => Kind::Ema,
-            Averaging::Last { .. } => Kind::Mean,
+            Averaging::Exponential(_) => AverageKind::Ema,
+            Averaging::Last { .. } => AverageKind::Mean,
         }
     }
 }
@@ -37,6 +37,6 @@ impl Averaged {
     /// the state after it.
     pub fn next(averaging: &Averaging, step: u64, averaged: Option<Averaged>) -> (f32, Option<Averaged>) {
         let (factor, steps) = averaging.next(step, averaged.map_or(0, |averaged| averaged.steps));
-        (factor, (steps > 0).then_some(Averaged { kind: Kind::of(averaging), steps }))
+        (factor, (steps > 0).then_some(Averaged { kind: AverageKind::of(averaging), steps }))
     }
 }

@@ -12,7 +12,7 @@ use super::checkpoint::{self, Weights};
 use super::directory::{self, Trained};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{DeviceError, Storage as _};
-use crate::format::export::{ExportError, Place, Written};
+use crate::format::export::{ExportError, PendingOutput, Written};
 use crate::format::firmware::{Model, Sizes, described, none, positions, tables};
 use crate::plan::Sections;
 use crate::regular;
@@ -105,12 +105,12 @@ pub fn export(
         let what = format!("{}: the constants beside the image end in .rs; name the image otherwise", out.display());
         return Err(DeviceError::Refused(what));
     }
-    let image_place = Place::new(out)?;
+    let image_place = PendingOutput::new(out)?;
     // Constants without an image are from an export that was killed between the two.
     if regular::read_to_string(&constants).is_ok_and(|text| text.starts_with(&first_line(out))) {
         fs::remove_file(&constants).map_err(|e| ExportError::create(&constants, &e))?;
     }
-    let constants_place = Place::new(&constants)?;
+    let constants_place = PendingOutput::new(&constants)?;
     let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
     let from = checkpoint::latest(dir)?;
     let Trained { mut session, tokenizer: spoken } = Trained::load(dir, of, &config, &sections)?;
@@ -175,7 +175,7 @@ fn constants_of(out: &Path, image: &[u8], sizes: &Sizes, [ids, context]: [u32; 2
 }
 
 /// Writes bytes from memory to `place`, and syncs the file.
-fn put(place: &Place, bytes: &[u8]) -> Result<(), ExportError> {
+fn put(place: &PendingOutput, bytes: &[u8]) -> Result<(), ExportError> {
     let mut file = Written::create(place.temporary())?;
     file.write(bytes)?;
     file.finish().map(drop)

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Session;
-use super::averages::Kind;
+use super::averages::AverageKind;
 use super::base::Base;
 use super::checkpoint::{self, TrainerState, Wanted};
 use crate::config::Config;
@@ -32,7 +32,7 @@ pub(super) fn restore(
     }
     let lasting = session.laid.lasting.clone();
     // Another kind of average starts anew.
-    let kind = config.averaging().map(|averaging| Kind::of(&averaging));
+    let kind = config.averaging().map(|averaging| AverageKind::of(&averaging));
     let averaged = saved.averaged.filter(|averaged| Some(averaged.kind) == kind);
     let wanted = Wanted::Run { averages: averaged.is_some() };
     if let Some(base) = Base::named(config, Some(&saved))? {

@@ -1,6 +1,6 @@
 //! The models and settings of the learning programs. The test trains the same models on the host.
 
-use capful_core::model::neurogen::{Connectome, Rule};
+use capful_core::model::neurogen::{Connectome, SynapseLearning};
 use capful_core::model::{MicroBatch, NeuroGen, Products, Recompute, Transformer};
 use capful_core::ops::{Cell, Chance, Pattern};
 use capful_core::optimizer::Optimizer;
@@ -62,7 +62,7 @@ pub const NEUROGEN: NeuroGen = NeuroGen {
     memory: 6,
     memory_decay: 0.9,
     gate: true,
-    rule: Rule::Eprop,
+    rule: SynapseLearning::Eprop,
     full: true,
     dopamine: 0.5,
     novelty: 0.3,

@@ -101,10 +101,10 @@ fn a_resume_that_is_refused_or_fails_changes_nothing() {
 }
 
 /// A run: its name, how it begins, and how it is resumed, if it is.
-type Kind = (&'static str, String, &'static str);
+type RunCase = (&'static str, String, &'static str);
 
 /// Runs of every family and with every key that decides their bits on a CPU; the first two are made before the others.
-fn kinds() -> Vec<Kind> {
+fn kinds() -> Vec<RunCase> {
     let model = TINY.replace("--seq-len 32 --batch-size 4 ", "");
     let words = TINY.replace("--vocab-size 300 ", "");
     let llama = format!("{TINY} --preset llama-tiny --set kv_heads=1");
@@ -175,7 +175,7 @@ fn a_saved_configuration_given_back_makes_the_same_bits() {
     host(dir, "data --in corpus.txt --out tokens --vocab-size 300").ok();
     let kinds = kinds();
     assert!(kinds.len() >= 20);
-    let repeated = |(name, begins, goes_on): &Kind| {
+    let repeated = |(name, begins, goes_on): &RunCase| {
         let out = name.replace(' ', "-");
         host(dir, &format!("train --json {begins} --out {out}")).ok();
         if !goes_on.is_empty() {

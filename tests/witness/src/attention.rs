@@ -2,7 +2,7 @@
 
 use capful_core::memory::Region;
 use capful_core::ops::{
-    Attention, AttentionGrad, CachedAttention, Heads, Kind, Pattern, Rotary, RotaryScaling, Rotate,
+    Attention, AttentionGrad, CachedAttention, Heads, Pattern, PatternKind, Rotary, RotaryScaling, Rotate,
 };
 use capful_core::random::Random;
 
@@ -18,21 +18,21 @@ pub fn attentions() -> Vec<Case> {
     vec![
         (Heads::interleaved(1, 1), 1, 1, Pattern::DENSE),
         (Heads::interleaved(2, 64), 2, 70, Pattern::DENSE),
-        (Heads::grouped(4, 2, 6), 2, 65, pattern(Kind::Local, 16)),
-        (Heads::grouped(6, 2, 10), 1, 150, pattern(Kind::Global, 8)),
-        (Heads::interleaved(3, 32), 1, 129, pattern(Kind::Mixed, 7)),
+        (Heads::grouped(4, 2, 6), 2, 65, pattern(PatternKind::Local, 16)),
+        (Heads::grouped(6, 2, 10), 1, 150, pattern(PatternKind::Global, 8)),
+        (Heads::interleaved(3, 32), 1, 129, pattern(PatternKind::Mixed, 7)),
         (Heads::interleaved(1, 128), 2, 33, Pattern::DENSE),
-        (Heads::grouped(2, 1, 100), 1, 40, pattern(Kind::Local, 5)),
+        (Heads::grouped(2, 1, 100), 1, 40, pattern(PatternKind::Local, 5)),
         (Heads::interleaved(2, 256), 1, 21, Pattern::DENSE),
-        (Heads::grouped(2, 1, 200), 1, 35, pattern(Kind::Global, 4)),
+        (Heads::grouped(2, 1, 200), 1, 35, pattern(PatternKind::Global, 4)),
         // Longer than several tiles; blocks of one token, of more than a tile, and of half the length.
         (Heads::grouped(4, 2, 32), 1, 333, Pattern::DENSE),
-        (Heads::interleaved(3, 5), 1, 333, windowed(Kind::Local, 1, 2, 3)),
-        (Heads::grouped(3, 1, 34), 1, 333, windowed(Kind::Mixed, 64, 1, 3)),
-        (Heads::interleaved(1, 2), 2, 600, windowed(Kind::Local, 70, 2, 2)),
-        (Heads::interleaved(1, 5), 1, 600, windowed(Kind::Global, 300, 0, 1)),
-        (Heads::grouped(4, 2, 32), 3, 130, windowed(Kind::Global, 16, 1, 2)),
-        (Heads::interleaved(1, 2), 3, 9, windowed(Kind::Mixed, 1, 2, 3)),
+        (Heads::interleaved(3, 5), 1, 333, windowed(PatternKind::Local, 1, 2, 3)),
+        (Heads::grouped(3, 1, 34), 1, 333, windowed(PatternKind::Mixed, 64, 1, 3)),
+        (Heads::interleaved(1, 2), 2, 600, windowed(PatternKind::Local, 70, 2, 2)),
+        (Heads::interleaved(1, 5), 1, 600, windowed(PatternKind::Global, 300, 0, 1)),
+        (Heads::grouped(4, 2, 32), 3, 130, windowed(PatternKind::Global, 16, 1, 2)),
+        (Heads::interleaved(1, 2), 3, 9, windowed(PatternKind::Mixed, 1, 2, 3)),
     ]
 }
 

@@ -5,7 +5,7 @@ use super::words::{Reader, Words, Writer, choice};
 use super::{Described, LARGEST};
 use crate::device::{Device, OperationError, Single};
 use crate::memory::{Ledger, Region};
-use crate::model::neurogen::{Connectome, Decoding, Network, Rule};
+use crate::model::neurogen::{Connectome, Decoding, Network, SynapseLearning};
 use crate::model::{Family as _, NeuroGen};
 use crate::ops::Cell;
 
@@ -18,11 +18,11 @@ pub struct SpikingDescription {
     pub context: u32,
 }
 
-choice!("rule": Rule {
-    0 => Rule::Eprop,
-    1 => Rule::EpropRandom,
-    2 => Rule::Bptt,
-    3 => Rule::Frozen,
+choice!("rule": SynapseLearning {
+    0 => SynapseLearning::Eprop,
+    1 => SynapseLearning::EpropRandom,
+    2 => SynapseLearning::Bptt,
+    3 => SynapseLearning::Frozen,
 });
 
 impl SpikingDescription {
@@ -50,7 +50,7 @@ impl SpikingDescription {
             memory: 0,
             memory_decay: 0.0,
             gate: false,
-            rule: Rule::Frozen,
+            rule: SynapseLearning::Frozen,
             full: false,
             dopamine: 0.0,
             novelty: 0.0,
@@ -231,7 +231,7 @@ mod tests {
             memory: 9,
             memory_decay: 0.9,
             gate: false,
-            rule: Rule::Frozen,
+            rule: SynapseLearning::Frozen,
             full: false,
             dopamine: 0.5,
             novelty: 0.3,
@@ -261,9 +261,13 @@ mod tests {
         assert_eq!(SpikingDescription::of_words(&words), Ok(DESCRIBED));
         let NeuroGen { connectome, .. } = DESCRIBED.model;
         let models = [
-            NeuroGen { gate: true, rule: Rule::Eprop, ..DESCRIBED.model },
-            NeuroGen { full: true, rule: Rule::EpropRandom, ..DESCRIBED.model },
-            NeuroGen { connectome: Connectome { pipelined: true, ..connectome }, rule: Rule::Bptt, ..DESCRIBED.model },
+            NeuroGen { gate: true, rule: SynapseLearning::Eprop, ..DESCRIBED.model },
+            NeuroGen { full: true, rule: SynapseLearning::EpropRandom, ..DESCRIBED.model },
+            NeuroGen {
+                connectome: Connectome { pipelined: true, ..connectome },
+                rule: SynapseLearning::Bptt,
+                ..DESCRIBED.model
+            },
             NeuroGen { connectome: Connectome { feedback: true, ..connectome }, ..DESCRIBED.model },
         ];
         for model in models {

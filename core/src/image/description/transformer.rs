@@ -8,7 +8,7 @@ use crate::integer::Integer;
 use crate::memory::{Ledger, Region};
 use crate::model::transformer::{Biases, Decoding, Dialect, Feed, FirstValues, Network, Residual};
 use crate::model::{Family as _, ModelError, Transformer};
-use crate::ops::{Kind, NormKind, Pattern, RotaryScaling};
+use crate::ops::{NormKind, Pattern, PatternKind, RotaryScaling};
 
 /// The element type of an image's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,11 +58,11 @@ choice!("weights": WeightType {
     1 => WeightType::Int8,
     2 => WeightType::Int4,
 });
-choice!("pattern": Kind {
-    0 => Kind::Dense,
-    1 => Kind::Local,
-    2 => Kind::Global,
-    3 => Kind::Mixed,
+choice!("pattern": PatternKind {
+    0 => PatternKind::Dense,
+    1 => PatternKind::Local,
+    2 => PatternKind::Global,
+    3 => PatternKind::Mixed,
 });
 choice!("norm": NormKind {
     0 => NormKind::Layer,
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let mixed = Pattern { kind: Kind::Mixed, block: 8, window: 3, stride: 5 };
+        let mixed = Pattern { kind: PatternKind::Mixed, block: 8, window: 3, stride: 5 };
         let llama3 = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16 };
         let models = [
             MODEL,
@@ -353,7 +353,7 @@ mod tests {
             stream_scalars: true,
             ..MODEL
         };
-        let words = described(model, Pattern { kind: Kind::Mixed, block: 8, window: 3, stride: 5 }).as_words();
+        let words = described(model, Pattern { kind: PatternKind::Mixed, block: 8, window: 3, stride: 5 }).as_words();
         assert_eq!(
             words,
             [

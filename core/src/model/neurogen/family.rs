@@ -2,7 +2,7 @@
 
 use super::connectome::{MODULES, Module};
 use super::regions::{Decoding, Evaluation, Index, LEAST_TILE, Lasting, MemoryBackward, Network, TILE, Training};
-use super::{NeuroGen, Pass, Rule};
+use super::{NeuroGen, Pass, SynapseLearning};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, WiringPart};
 use crate::model::activations::larger;
@@ -181,10 +181,10 @@ impl Family for NeuroGen {
         let (c, streams) = (&self.connectome, self.streams);
         let mode = if c.pipelined { "pipelined" } else { "sequential" };
         let rule = match self.rule {
-            Rule::Eprop => "e-prop",
-            Rule::EpropRandom => "e-prop with random feedback",
-            Rule::Bptt => "backpropagation through time",
-            Rule::Frozen => "frozen synapses",
+            SynapseLearning::Eprop => "e-prop",
+            SynapseLearning::EpropRandom => "e-prop with random feedback",
+            SynapseLearning::Bptt => "backpropagation through time",
+            SynapseLearning::Frozen => "frozen synapses",
         };
         say(format_args!("{mode} mode, {rule}, streams: {streams}"));
         for module in Module::ALL {

@@ -29,7 +29,7 @@ const MODEL: NeuroGen = NeuroGen {
     memory: 6,
     memory_decay: 0.9,
     gate: true,
-    rule: Rule::Eprop,
+    rule: SynapseLearning::Eprop,
     full: true,
     dopamine: 0.5,
     novelty: 0.3,
@@ -60,7 +60,7 @@ const MICRO: MicroBatch = MicroBatch {
 
 #[test]
 fn every_step_of_every_rule_passes_the_meter() {
-    for rule in [Rule::Eprop, Rule::EpropRandom, Rule::Bptt, Rule::Frozen] {
+    for rule in [SynapseLearning::Eprop, SynapseLearning::EpropRandom, SynapseLearning::Bptt, SynapseLearning::Frozen] {
         let bare = NeuroGen { skip: 0, memory: 0, gate: false, dopamine: 0.0, novelty: 0.0, ..MODEL };
         for model in [MODEL, bare].map(|m| NeuroGen { rule, ..m }) {
             model.validate().unwrap();
@@ -95,7 +95,8 @@ fn what_cannot_be_done_is_said_and_is_no_failure_of_the_device() {
     unsupported(MODEL.micro_batch(&mut meter, &evaluated, &training, &MICRO, true), "not laid for training");
     unsupported(MODEL.update(&mut meter, &evaluated, None), "not laid for training");
     // Frozen parameters whose gradients are always formed.
-    let frozen = optimizer.with(Group::Matrix, Recipe { rule: optimizer::Rule::Frozen, rate: 1.0, decay: 0.0 });
+    let frozen =
+        optimizer.with(Group::Matrix, Recipe { rule: optimizer::Rule::Frozen, rate: 1.0, decay: 0.0 });
     let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, frozen), &mut layout);
     unsupported(MODEL.micro_batch(&mut meter, &lasting, &training, &MICRO, true), "forms every gradient");
     let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, optimizer.releasing(true)), &mut layout);

@@ -13,7 +13,7 @@ use super::forward::Pass;
 use super::regions::Training;
 use super::{Feed, Transformer};
 use crate::device::{Device, OperationError, Profile};
-use crate::integer::Kind;
+use crate::integer::ParameterKind;
 use crate::memory::{Init, Ledger, Region, Role, Slot, Stacked};
 use crate::model::Parameter;
 use crate::ops::{Epilogue, Gelu, Linear, LinearGrad, Spread, SpreadGrad, part_count};
@@ -230,7 +230,7 @@ impl Transformer {
         // Adapters are not multiplied in integers.
         let matrix = |name, shape, init, parts| Parameter {
             parts,
-            kind: Kind::Vector,
+            kind: ParameterKind::Vector,
             ..Parameter::matrix(name, self.layers, shape, init)
         };
         let rows_of_parts = parts.map(|part| if part > 0 { rank } else { 0 });

@@ -9,7 +9,7 @@ use super::copies::Projection;
 use super::regions::{Forward, Network};
 use super::weights::Weights;
 use crate::device::{Device, OperationError, Profile};
-use crate::integer::{Integer, Kind};
+use crate::integer::{Integer, ParameterKind};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
 use crate::model::Parameters as _;
 use crate::ops::{IntegerProduct, Linear, QuantiseRows, WeightScales};
@@ -34,7 +34,7 @@ impl Integers {
     }
 
     /// The scales of a weight.
-    fn of(&self, kind: Kind, weight: &Region, scales: Region) -> WeightScales {
+    fn of(&self, kind: ParameterKind, weight: &Region, scales: Region) -> WeightScales {
         WeightScales::new(weight, scales, self.integer.group(kind, weight.columns()))
     }
 }
@@ -76,7 +76,7 @@ impl Network {
     /// The scales of layer `l`'s projection.
     pub(super) fn projection_scales(&self, (p, l): (Projection, u32)) -> Option<WeightScales> {
         let (integers, w) = (self.integers.as_ref()?, &self.weights);
-        let of = |scales: &Stacked, weight: &Stacked| integers.of(Kind::Matrix, &weight.first, scales.at(l));
+        let of = |scales: &Stacked, weight: &Stacked| integers.of(ParameterKind::Matrix, &weight.first, scales.at(l));
         let table = &integers.scales;
         Some(match p {
             Projection::Qkv => of(&table.qkv.weight, &w.qkv.weight),
@@ -89,25 +89,25 @@ impl Network {
     /// The embedding's scales.
     pub(super) fn embed_scales(&self) -> Option<WeightScales> {
         let integers = self.integers.as_ref()?;
-        Some(integers.of(Kind::Table, &self.weights.embed, integers.scales.embed))
+        Some(integers.of(ParameterKind::Table, &self.weights.embed, integers.scales.embed))
     }
 
     /// The scales of a value table.
     pub(super) fn value_scales(&self, table: u32) -> Option<WeightScales> {
         let (integers, weights) = (self.integers.as_ref()?, self.weights.values?);
-        Some(integers.of(Kind::Table, &weights.tables.first, integers.scales.values?.tables.at(table)))
+        Some(integers.of(ParameterKind::Table, &weights.tables.first, integers.scales.values?.tables.at(table)))
     }
 
     /// The scales of the head.
     pub(super) fn head_scales(&self) -> Option<WeightScales> {
         let integers = self.integers.as_ref()?;
-        Some(integers.of(Kind::Table, &self.weights.head(), integers.scales.head()))
+        Some(integers.of(ParameterKind::Table, &self.weights.head(), integers.scales.head()))
     }
 
     /// The scales of the embedding's factor.
     pub(super) fn factor_scales(&self) -> Option<WeightScales> {
         let integers = self.integers.as_ref()?;
-        Some(integers.of(Kind::Matrix, &self.weights.factor?, integers.scales.factor?))
+        Some(integers.of(ParameterKind::Matrix, &self.weights.factor?, integers.scales.factor?))
     }
 }
 

@@ -4,7 +4,7 @@ use super::adapters::{ADAPTED, Adapter};
 use super::copies::Projection;
 use super::names::{self, Pair};
 use super::{FirstValues, Transformer};
-use crate::integer::Kind;
+use crate::integer::ParameterKind;
 use crate::memory::{Init, Region, Stacked};
 use crate::model::{Parameter, Parameters};
 use crate::ops::{Affine, AffineGrad, NormKind};
@@ -154,7 +154,7 @@ fn matrix(
     (parts, turns): ([u32; 3], u32),
     group: Group,
 ) -> Stacked {
-    let kind = if group == Group::Matrix { Kind::Matrix } else { Kind::Table };
+    let kind = if group == Group::Matrix { ParameterKind::Matrix } else { ParameterKind::Table };
     place(&Parameter { parts, turns, kind, group, ..Parameter::matrix(name, layers, shape, init) })
 }
 

@@ -96,10 +96,11 @@ impl Operation for Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Kind;
+    use crate::ops::PatternKind;
     use crate::ops::testing::Bench;
 
-    pub const PATTERNS: [Kind; 4] = [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed];
+    pub const PATTERNS: [PatternKind; 4] =
+        [PatternKind::Dense, PatternKind::Local, PatternKind::Global, PatternKind::Mixed];
 
     /// For two rows of 11: a document from the previous row, two of one token, one that ends with a block; and a
     /// document that covers the whole row and began before it.
@@ -157,9 +158,9 @@ mod tests {
         for kind in PATTERNS {
             let pattern = Pattern { kind, block: 0, window: 1, stride: 2 };
             let attention = Attention { qkv, out, log_sum, heads, pattern, offsets: None };
-            let expected = if kind == Kind::Dense { Ok(()) } else { Err(attention.misfit("pattern")) };
+            let expected = if kind == PatternKind::Dense { Ok(()) } else { Err(attention.misfit("pattern")) };
             assert_eq!(attention.validate(), expected, "{kind:?}");
-            assert_eq!(pattern.sees(1, 0), kind == Kind::Dense);
+            assert_eq!(pattern.sees(1, 0), kind == PatternKind::Dense);
         }
     }
 

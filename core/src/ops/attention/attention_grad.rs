@@ -120,9 +120,10 @@ impl Operation for AttentionGrad {
 mod tests {
     use super::*;
     use crate::ops::testing::Bench;
-    use crate::ops::{Attention, Kind};
+    use crate::ops::{Attention, PatternKind};
 
-    const PATTERNS: [Kind; 4] = [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed];
+    const PATTERNS: [PatternKind; 4] =
+        [PatternKind::Dense, PatternKind::Local, PatternKind::Global, PatternKind::Mixed];
 
     struct Case {
         forward: Attention,
@@ -133,7 +134,7 @@ mod tests {
     /// whole row.
     const OFFSETS: [u32; 18] = [2, 3, 0, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8];
 
-    fn case(b: &mut Bench<4096>, kind: Kind, documents: bool) -> Case {
+    fn case(b: &mut Bench<4096>, kind: PatternKind, documents: bool) -> Case {
         let heads = Heads::grouped(4, 2, 2);
         let t = 9;
         let qkv = b.normal([1, 2, t, heads.width()], 1, 1.0);

@@ -155,11 +155,11 @@ impl Operation for CachedAttention {
 mod tests {
     use super::*;
     use crate::ops::testing::Bench;
-    use crate::ops::{Attention, Kind, Linear, RotaryScaling, Rotate};
+    use crate::ops::{Attention, Linear, PatternKind, RotaryScaling, Rotate};
 
     /// Compares tokens one by one with all tokens at once, which must give the same bits: `OUT` is the width of the
     /// result.
-    fn equals<const WORDS: usize, const OUT: usize>(heads: Heads, t: u32, kind: Kind) {
+    fn equals<const WORDS: usize, const OUT: usize>(heads: Heads, t: u32, kind: PatternKind) {
         let mut b = Bench::<WORDS>::new();
         let width = heads.width();
         let pairs = (0..t).flat_map(|p| [0, 1].map(|j| Rotary::angle(100.0, RotaryScaling::None, 4, p, j)));
@@ -196,7 +196,7 @@ mod tests {
         let rotary = Rotary { table, heads, positions: 3 };
         let whole = CachedAttention { qkv, cache, cursor, out, rotary, pattern: Pattern::DENSE };
         let of = |heads| Rotary { heads, ..rotary };
-        let local = Pattern { kind: Kind::Local, block: 0, window: 1, stride: 2 };
+        let local = Pattern { kind: PatternKind::Local, block: 0, window: 1, stride: 2 };
         let wrong = [
             (CachedAttention { qkv: qkv.slice_columns(0, 24), ..whole }, "qkv"),
             (CachedAttention { qkv: qkv.slice_columns(0, 16), ..whole }, "rotary"),
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn token_by_token_equals_the_whole_sequence() {
-        for kind in [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed] {
+        for kind in [PatternKind::Dense, PatternKind::Local, PatternKind::Global, PatternKind::Mixed] {
             equals::<4096, 16>(Heads::grouped(4, 2, 4), 10, kind);
             // More positions than stored scores, and heads whose size is not a multiple of eight.
             equals::<16384, 24>(Heads::grouped(2, 1, 12), 140, kind);

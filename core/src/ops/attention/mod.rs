@@ -14,6 +14,6 @@ pub use attention_grad::AttentionGrad;
 pub use cached_attention::CachedAttention;
 pub use documents::Documents;
 pub use heads::Heads;
-pub use pattern::{Kind, Pattern};
+pub use pattern::{Pattern, PatternKind};
 pub use rotary::{Rotary, RotaryScaling};
 pub use rotate::Rotate;

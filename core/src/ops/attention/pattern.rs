@@ -2,7 +2,7 @@
 
 /// The family of a block-sparse pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum PatternKind {
     /// Every earlier key.
     Dense,
     /// Key blocks at most `window` blocks back.
@@ -17,7 +17,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
     /// Which blocks are active.
-    pub kind: Kind,
+    pub kind: PatternKind,
     /// Positions of a block.
     pub block: u32,
     /// The number of blocks back that a local pattern sees.
@@ -28,13 +28,13 @@ pub struct Pattern {
 
 impl Pattern {
     /// Every earlier key, in blocks of 64 for devices that work in blocks.
-    pub const DENSE: Pattern = Pattern { kind: Kind::Dense, block: 64, window: 1, stride: 2 };
+    pub const DENSE: Pattern = Pattern { kind: PatternKind::Dense, block: 64, window: 1, stride: 2 };
 
     /// Whether a query sees every earlier key, whatever the block size.
     pub const fn dense(&self) -> bool {
         match self.kind {
-            Kind::Dense => true,
-            Kind::Local | Kind::Global | Kind::Mixed => false,
+            PatternKind::Dense => true,
+            PatternKind::Local | PatternKind::Global | PatternKind::Mixed => false,
         }
     }
 
@@ -44,10 +44,10 @@ impl Pattern {
         let global = j.is_multiple_of(self.stride) || j == i;
         j <= i
             && match self.kind {
-                Kind::Dense => true,
-                Kind::Local => local,
-                Kind::Global => global,
-                Kind::Mixed => local || global,
+                PatternKind::Dense => true,
+                PatternKind::Local => local,
+                PatternKind::Global => global,
+                PatternKind::Mixed => local || global,
             }
     }
 
@@ -94,7 +94,7 @@ impl Pattern {
 mod tests {
     use super::*;
 
-    const fn pattern(kind: Kind, window: u32, stride: u32) -> Pattern {
+    const fn pattern(kind: PatternKind, window: u32, stride: u32) -> Pattern {
         Pattern { kind, block: 64, window, stride }
     }
 
@@ -103,8 +103,12 @@ mod tests {
         let cases =
             [(256, [7, 8, 9, 10]), (512, [15, 24, 23, 36]), (1024, [31, 80, 63, 136]), (2048, [63, 288, 191, 528])];
         for (seq_len, expected) in cases {
-            let patterns =
-                [pattern(Kind::Local, 1, 2), pattern(Kind::Global, 1, 2), pattern(Kind::Mixed, 1, 4), Pattern::DENSE];
+            let patterns = [
+                pattern(PatternKind::Local, 1, 2),
+                pattern(PatternKind::Global, 1, 2),
+                pattern(PatternKind::Mixed, 1, 4),
+                Pattern::DENSE,
+            ];
             for (p, n) in patterns.into_iter().zip(expected) {
                 assert_eq!(p.active_blocks(seq_len), n, "{p:?} at {seq_len}");
             }
@@ -113,7 +117,7 @@ mod tests {
 
     #[test]
     fn pairs_are_counted_as_element_by_element() {
-        for kind in [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed] {
+        for kind in [PatternKind::Dense, PatternKind::Local, PatternKind::Global, PatternKind::Mixed] {
             let p = Pattern { kind, block: 16, window: 1, stride: 3 };
             for seq_len in [1, 15, 16, 17, 100] {
                 let counted = (0..seq_len).map(|i| (0..seq_len).filter(|&j| p.sees(i, j)).count() as u64).sum::<u64>();
@@ -124,7 +128,7 @@ mod tests {
 
     #[test]
     fn no_pattern_sees_the_future_and_each_sees_itself() {
-        for kind in [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed] {
+        for kind in [PatternKind::Dense, PatternKind::Local, PatternKind::Global, PatternKind::Mixed] {
             let p = Pattern { kind, block: 4, window: 2, stride: 2 };
             for i in 0..40 {
                 assert!(p.sees(i, i));

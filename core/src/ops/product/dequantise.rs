@@ -2,7 +2,7 @@
 
 use super::{IntegerRows, WeightScales};
 use crate::device::{Operand, Operation, OperationError};
-use crate::integer::{Integer, Kind};
+use crate::integer::{Integer, ParameterKind};
 use crate::memory::{Arena, Dtype, Region};
 
 /// `out[r, c] = codes[r, c] · scales[r]` for a weight in integers of 8 bits, `out = codes` for one in bf16; rounded to
@@ -51,7 +51,7 @@ impl Operation for Dequantise {
             out.iter_mut().zip(numbers).for_each(|(out, x)| *out = x);
             return Ok(());
         };
-        let group = Integer::Int8.group(Kind::Matrix, self.codes.columns());
+        let group = Integer::Int8.group(ParameterKind::Matrix, self.codes.columns());
         let rows = IntegerRows::new(self.codes, WeightScales::new(&self.codes, halves, group), &codes, &scales)?;
         for (r, out) in out.chunks_exact_mut(columns).enumerate() {
             rows.row(r).ok_or(self.misfit("codes"))?.decoded(columns, |i, x| out[i] = x);

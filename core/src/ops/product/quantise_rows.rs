@@ -225,7 +225,7 @@ mod tests {
     use super::*;
     use crate::data::IGNORE;
     use crate::device::{Element, Profile, Single, check};
-    use crate::integer::{Kind, quantise_row};
+    use crate::integer::{ParameterKind, quantise_row};
     use crate::memory::{Dtype, Role};
     use crate::ops::testing::Bench;
     use crate::ops::{Embed, Epilogue, HeadLoss, Linear};
@@ -239,7 +239,7 @@ mod tests {
         b: &mut Room,
         integer: Integer,
         [rows, columns]: [u32; 2],
-        kind: Kind,
+        kind: ParameterKind,
     ) -> (Region, WeightScales, [f32; MOST]) {
         let whole = b.normal([1, 1, rows, columns], 2, 0.5);
         let group = integer.group(kind, columns);
@@ -279,7 +279,7 @@ mod tests {
         for (integer, inputs) in [(Integer::Int8, 37), (Integer::Int4, 37), (Integer::Int4, 64)] {
             let mut b = Room::new();
             let x = b.normal([1, 1, 5, inputs], 1, 1.0);
-            let (codes, scales, numbers) = weight(&mut b, integer, [7, inputs], Kind::Matrix);
+            let (codes, scales, numbers) = weight(&mut b, integer, [7, inputs], ParameterKind::Matrix);
             let (x_codes, x_scales, x_numbers) = activations(&mut b, x);
             let (bias, residual) = (b.normal([1, 1, 1, 7], 3, 1.0), b.normal([1, 1, 5, 7], 4, 1.0));
             let out = b.normal([1, 1, 5, 7], 5, 1.0);
@@ -308,7 +308,7 @@ mod tests {
     fn rounding_of_activations_stays_within_its_bound() {
         let mut b = Room::new();
         let x = b.normal([1, 1, 5, 37], 1, 1.0);
-        let (codes, scales, numbers) = weight(&mut b, Integer::Int4, [7, 37], Kind::Matrix);
+        let (codes, scales, numbers) = weight(&mut b, Integer::Int4, [7, 37], ParameterKind::Matrix);
         let (x_codes, x_scales, _) = activations(&mut b, x);
         let out = b.poison([1, 1, 5, 7]);
         let integer = Some(IntegerProduct { x_scales: Some(x_scales), weight: scales });
@@ -328,7 +328,7 @@ mod tests {
         for integer in [Integer::Int8, Integer::Int4] {
             let mut b = Room::new();
             let x = b.normal([1, 1, 5, 7], 1, 1.0);
-            let (codes, weight, numbers) = weight(&mut b, integer, [7, 37], Kind::Matrix);
+            let (codes, weight, numbers) = weight(&mut b, integer, [7, 37], ParameterKind::Matrix);
             let out = b.poison([1, 1, 5, 37]);
             let integer = Some(IntegerProduct { x_scales: None, weight });
             b.run(Linear { integer, transposed: true, ..Linear::new(x, codes, None, out) });
@@ -345,7 +345,7 @@ mod tests {
     fn rows_of_a_table_are_the_numbers_of_its_codes() {
         for integer in [Integer::Int8, Integer::Int4] {
             let mut b = Room::new();
-            let (table, scales, numbers) = weight(&mut b, integer, [8, 37], Kind::Table);
+            let (table, scales, numbers) = weight(&mut b, integer, [8, 37], ParameterKind::Table);
             let (ids, out) = (b.ids(&[7, 0, 3]), b.poison([1, 1, 3, 37]));
             b.run(Embed { ids, table, scales: Some(scales), out });
             for (id, row) in [7, 0, 3].into_iter().zip(b.get(out).chunks_exact(37)) {
@@ -360,7 +360,7 @@ mod tests {
             let mut b = Room::new();
             let targets = [3, IGNORE, 8, 0, 3];
             let x = b.normal([1, 1, 5, 37], 1, 1.0);
-            let (codes, weight, numbers) = weight(&mut b, integer, [9, 37], Kind::Table);
+            let (codes, weight, numbers) = weight(&mut b, integer, [9, 37], ParameterKind::Table);
             let (x_codes, x_scales, x_numbers) = activations(&mut b, x);
             let bias = b.normal([1, 1, 1, 9], 6, 1.0);
             let op = HeadLoss {
@@ -408,7 +408,7 @@ mod tests {
     fn what_does_not_belong_together_is_refused_by_name() {
         let mut b = Room::new();
         let x = b.normal([1, 1, 5, 64], 1, 1.0);
-        let (codes, weight, _) = weight(&mut b, Integer::Int4, [7, 64], Kind::Matrix);
+        let (codes, weight, _) = weight(&mut b, Integer::Int4, [7, 64], ParameterKind::Matrix);
         let (x_codes, x_scales, _) = activations(&mut b, x);
         let out = b.poison([1, 1, 5, 7]);
         let product = IntegerProduct { x_scales: Some(x_scales), weight };

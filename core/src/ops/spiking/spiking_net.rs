@@ -325,7 +325,7 @@ impl Net {
 
 /// The regions of a module on the bench.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct ModuleRegions {
     pub spikes: Region,
     pub sources: Region,
     pub weights: Region,
@@ -340,7 +340,7 @@ pub struct Stage {
     pub bench: Bench<{ 1 << 14 }>,
     pub signals: Region,
     pub keep: Region,
-    pub places: Vec<Place>,
+    pub places: Vec<ModuleRegions>,
 }
 
 impl Stage {
@@ -354,7 +354,7 @@ impl Stage {
             let Size { neurons, fan_in, .. } = m.size;
             let spikes = bench.poison([1, tokens + 1, neurons, streams]);
             bench.set(Spike::slot(spikes, 0), &m.spikes);
-            places.push(Place {
+            places.push(ModuleRegions {
                 spikes,
                 sources: bench.ids(&m.sources).reshaped([1, 1, neurons, fan_in]),
                 weights: bench.values([1, 1, neurons, fan_in], &m.weights),
@@ -369,7 +369,7 @@ impl Stage {
 
     /// Runs token `t` of module `m`.
     pub fn step(&mut self, net: &Net, m: usize, t: usize) {
-        let Place { spikes, sources, weights, potential, fatigue, offset, slope } = self.places[m];
+        let ModuleRegions { spikes, sources, weights, potential, fatigue, offset, slope } = self.places[m];
         self.bench.run(Spike {
             token: t as u32,
             signals: self.signals,

@@ -1,6 +1,6 @@
 //! Rules that update each matrix separately: one operation for each layer's matrix.
 
-use super::{Cut, Mover, Piece, Place, orthogonalises};
+use super::{Cut, MatrixTables, Mover, Piece, orthogonalises};
 use crate::device::{Device, OperationError};
 use crate::memory::Layout;
 use crate::model::Control;
@@ -14,7 +14,7 @@ pub(super) fn update(
     device: &mut dyn Device,
     control: &Control,
     optimizer: &Optimizer,
-    places: &[Place],
+    places: &[MatrixTables],
 ) -> Result<(), OperationError> {
     let mut own = places.iter().filter(|place| !orthogonalises(optimizer, place.group));
     own.try_for_each(|place| {
@@ -27,9 +27,9 @@ fn of_layer(
     device: &mut dyn Device,
     control: &Control,
     optimizer: &Optimizer,
-    (place, layer): (&Place, u32),
+    (place, layer): (&MatrixTables, u32),
 ) -> Result<(), OperationError> {
-    let Place { group, matrices, weight, remainder, gradient, momentum, squares } = *place;
+    let MatrixTables { group, matrices, weight, remainder, gradient, momentum, squares } = *place;
     let (whole, shape @ [rows, columns]) = (Cut { layers: 1, ..matrices.whole() }, matrices.shape());
     let sides = (u64::from(rows) + u64::from(columns)).next_multiple_of(Layout::GRAIN);
     let piece = |cut| Piece { place: 0, cut, layer, before: 0 };

@@ -4,7 +4,7 @@
 mod architecture;
 mod element;
 mod error;
-mod place;
+mod pending_output;
 mod stored;
 mod stream;
 mod tensor;
@@ -12,7 +12,7 @@ mod tensor;
 pub use architecture::{Architecture, own_part};
 pub use element::Element;
 pub use error::ExportError;
-pub use place::{Place, Written};
-pub use stored::{Kind, Stored};
+pub use pending_output::{PendingOutput, Written};
+pub use stored::{Stored, WeightOrBias};
 pub use stream::{Checkpoint, PIECE};
 pub use tensor::{Rows, Tensor, Values};

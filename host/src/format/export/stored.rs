@@ -11,7 +11,7 @@ use super::tensor::{Rows, Tensor, Values};
 
 /// The kind of a layer's tensor: weight or bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum WeightOrBias {
     /// The matrix, or a norm's gain.
     Weight,
     /// The vector that is added to the result.
@@ -96,15 +96,15 @@ impl Stored {
         Tensor { shape, values: Values::Rows(rows) }
     }
 
-    fn of(dense: Dense, kind: Kind) -> Option<Stacked> {
+    fn of(dense: Dense, kind: WeightOrBias) -> Option<Stacked> {
         match kind {
-            Kind::Weight => Some(dense.weight),
-            Kind::Bias => dense.bias,
+            WeightOrBias::Weight => Some(dense.weight),
+            WeightOrBias::Bias => dense.bias,
         }
     }
 
     /// Part `i` of `parts` equal parts of a layer's projection.
-    fn part(&self, layer: u32, dense: Dense, kind: Kind, (i, parts): (u64, u64)) -> Option<Tensor> {
+    fn part(&self, layer: u32, dense: Dense, kind: WeightOrBias, (i, parts): (u64, u64)) -> Option<Tensor> {
         let of = Self::of(dense, kind)?;
         let Tensor { mut shape, .. } = self.whole(layer, of);
         let count = shape[0] / parts;
@@ -115,7 +115,7 @@ impl Stored {
     }
 
     /// Heads of the projection of queries, keys and values, in the given order; each is given by its first row.
-    fn heads(&self, layer: u32, kind: Kind, firsts: &[usize], paired: bool) -> Option<Tensor> {
+    fn heads(&self, layer: u32, kind: WeightOrBias, firsts: &[usize], paired: bool) -> Option<Tensor> {
         let of = Self::of(self.weights.qkv, kind)?;
         let size = u64::from(self.heads.size);
         let mut rows = Vec::new();
@@ -130,37 +130,37 @@ impl Stored {
             }
         }
         let count = firsts.len() as u64 * size;
-        let shape = if kind == Kind::Weight { vec![count, self.model.d_model.into()] } else { vec![count] };
+        let shape = if kind == WeightOrBias::Weight { vec![count, self.model.d_model.into()] } else { vec![count] };
         Some(Tensor { shape, values: Values::Rows(rows) })
     }
 
     /// Queries of all heads. `paired`: rotated pairs are adjacent instead of half a head apart.
-    pub fn queries(&self, layer: u32, kind: Kind, paired: bool) -> Option<Tensor> {
+    pub fn queries(&self, layer: u32, kind: WeightOrBias, paired: bool) -> Option<Tensor> {
         let firsts: Vec<_> = (0..self.heads.queries).map(|h| self.heads.query(h)).collect();
         self.heads(layer, kind, &firsts, paired)
     }
 
     /// Keys of all heads, as [`Stored::queries`].
-    pub fn keys(&self, layer: u32, kind: Kind, paired: bool) -> Option<Tensor> {
+    pub fn keys(&self, layer: u32, kind: WeightOrBias, paired: bool) -> Option<Tensor> {
         let firsts: Vec<_> = (0..self.heads.keys).map(|h| self.heads.key(h)).collect();
         self.heads(layer, kind, &firsts, paired)
     }
 
     /// Values of all heads.
-    pub fn values(&self, layer: u32, kind: Kind) -> Option<Tensor> {
+    pub fn values(&self, layer: u32, kind: WeightOrBias) -> Option<Tensor> {
         let firsts: Vec<_> = (0..self.heads.keys).map(|h| self.heads.value(h)).collect();
         self.heads(layer, kind, &firsts, false)
     }
 
     /// Query, key and value of each head in turn, the layout of GPT-NeoX.
-    pub fn interleaved(&self, layer: u32, kind: Kind) -> Option<Tensor> {
+    pub fn interleaved(&self, layer: u32, kind: WeightOrBias) -> Option<Tensor> {
         let head = |h| [self.heads.query(h), self.heads.key(h), self.heads.value(h)];
         let firsts: Vec<_> = (0..self.heads.queries).flat_map(head).collect();
         self.heads(layer, kind, &firsts, false)
     }
 
     /// All queries, then all keys, then all values.
-    pub fn fused(&self, layer: u32, kind: Kind) -> Option<Tensor> {
+    pub fn fused(&self, layer: u32, kind: WeightOrBias) -> Option<Tensor> {
         let (queries, keys) = (0..self.heads.queries, 0..self.heads.keys);
         let firsts = queries.map(|h| self.heads.query(h));
         let firsts = firsts.chain(keys.clone().map(|h| self.heads.key(h))).chain(keys.map(|h| self.heads.value(h)));
@@ -173,43 +173,43 @@ impl Stored {
     }
 
     /// The projection from the heads to the residual stream.
-    pub fn attention_output(&self, layer: u32, kind: Kind) -> Option<Tensor> {
+    pub fn attention_output(&self, layer: u32, kind: WeightOrBias) -> Option<Tensor> {
         Self::of(self.weights.out, kind).map(|of| self.whole(layer, of))
     }
 
     /// The gate of a SwiGLU.
-    pub fn gate(&self, layer: u32, kind: Kind) -> Option<Tensor> {
+    pub fn gate(&self, layer: u32, kind: WeightOrBias) -> Option<Tensor> {
         self.part(layer, self.weights.up, kind, (0, 2))
     }
 
     /// The other half of a SwiGLU's first projection, or the whole first projection of a GELU.
-    pub fn up(&self, layer: u32, kind: Kind) -> Option<Tensor> {
+    pub fn up(&self, layer: u32, kind: WeightOrBias) -> Option<Tensor> {
         let gated = self.model.feed.gated();
         self.part(layer, self.weights.up, kind, if gated { (1, 2) } else { (0, 1) })
     }
 
     /// The second projection of a feed-forward.
-    pub fn down(&self, layer: u32, kind: Kind) -> Option<Tensor> {
+    pub fn down(&self, layer: u32, kind: WeightOrBias) -> Option<Tensor> {
         Self::of(self.weights.down, kind).map(|of| self.whole(layer, of))
     }
 
-    fn gain(&self, layer: u32, gain: Gain, kind: Kind) -> Option<Tensor> {
-        let of = if kind == Kind::Weight { Some(gain.gain) } else { gain.bias };
+    fn gain(&self, layer: u32, gain: Gain, kind: WeightOrBias) -> Option<Tensor> {
+        let of = if kind == WeightOrBias::Weight { Some(gain.gain) } else { gain.bias };
         of.map(|of| self.whole(layer, of))
     }
 
     /// The norm before attention.
-    pub fn attention_norm(&self, layer: u32, kind: Kind) -> Option<Tensor> {
+    pub fn attention_norm(&self, layer: u32, kind: WeightOrBias) -> Option<Tensor> {
         self.gain(layer, self.weights.norm1, kind)
     }
 
     /// The norm before the feed-forward.
-    pub fn feed_norm(&self, layer: u32, kind: Kind) -> Option<Tensor> {
+    pub fn feed_norm(&self, layer: u32, kind: WeightOrBias) -> Option<Tensor> {
         self.gain(layer, self.weights.norm2, kind)
     }
 
     /// The norm before the head.
-    pub fn final_norm(&self, kind: Kind) -> Option<Tensor> {
+    pub fn final_norm(&self, kind: WeightOrBias) -> Option<Tensor> {
         self.gain(0, self.weights.final_norm, kind)
     }
 

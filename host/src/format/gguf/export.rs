@@ -9,7 +9,7 @@ use super::container::{self, Info};
 use super::tokenizer::Vocabulary;
 use super::weights::Weights;
 use super::{metadata, names};
-use crate::format::export::{Architecture, Checkpoint, ExportError, Place, Stored};
+use crate::format::export::{Architecture, Checkpoint, ExportError, PendingOutput, Stored};
 use crate::format::hugging_face::Generation;
 
 /// The parameters of an export.
@@ -85,7 +85,7 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
     let most = weights.or_else(|| infos.first().map(|info| info.weights)).unwrap_or(Weights::F32);
     let title = out.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let metadata = metadata::metadata(stored, architecture, most, &title, vocabulary, request.generation);
-    let place = Place::new(out)?;
+    let place = PendingOutput::new(out)?;
     let mut bytes = Vec::new();
     let total = container::write(place.temporary(), &metadata, &infos, |i, file| {
         let Info { name, weights, .. } = &infos[i];

@@ -6,12 +6,12 @@
 use capful_core::model::Transformer;
 use capful_core::ops::RotaryScaling;
 
-use crate::format::export::{Architecture, Kind, Stored, Tensor, Values};
+use crate::format::export::{Architecture, Stored, Tensor, Values, WeightOrBias};
 
 /// Weight and bias of a part of a layer, as far as the model has them.
-fn pair(all: &mut Vec<(String, Tensor)>, l: u32, part: &str, of: &dyn Fn(Kind) -> Option<Tensor>) {
+fn pair(all: &mut Vec<(String, Tensor)>, l: u32, part: &str, of: &dyn Fn(WeightOrBias) -> Option<Tensor>) {
     let some = |kind, end| of(kind).map(|tensor| (format!("blk.{l}.{part}.{end}"), tensor));
-    all.extend(some(Kind::Weight, "weight").into_iter().chain(some(Kind::Bias, "bias")));
+    all.extend(some(WeightOrBias::Weight, "weight").into_iter().chain(some(WeightOrBias::Bias, "bias")));
 }
 
 /// Every tensor, ordered by layers.
@@ -23,7 +23,7 @@ pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(Strin
         let model = &stored.model;
         // llama.cpp's gptneox requires every bias; the others accept existing ones.
         let filled = |tensor: Option<Tensor>, kind, len: u32| {
-            tensor.or_else(|| (!gated && kind == Kind::Bias).then(|| Tensor::zeros(len.into())))
+            tensor.or_else(|| (!gated && kind == WeightOrBias::Bias).then(|| Tensor::zeros(len.into())))
         };
         pair(&mut all, l, "attn_norm", &|kind| stored.attention_norm(l, kind));
         if gated {
@@ -47,7 +47,7 @@ pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(Strin
     }
     all.extend(rope_factors(&stored.model).map(|factors| ("rope_freqs.weight".to_owned(), factors)));
     let norm = |kind, end| stored.final_norm(kind).map(|tensor| (format!("output_norm.{end}"), tensor));
-    all.extend(norm(Kind::Weight, "weight").into_iter().chain(norm(Kind::Bias, "bias")));
+    all.extend(norm(WeightOrBias::Weight, "weight").into_iter().chain(norm(WeightOrBias::Bias, "bias")));
     // Without a head, llama.cpp uses the embedding; its gptneox requires a head.
     let head = stored.head().or_else(|| (!gated).then(|| stored.embedding()));
     all.extend(head.map(|head| ("output.weight".to_owned(), head)));

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::names;
 use super::shards::{self, Named};
 use crate::format::export::{
-    Architecture, Checkpoint, Element, ExportError, Place, Rows, Stored, Tensor, Values, Written,
+    Architecture, Checkpoint, Element, ExportError, PendingOutput, Rows, Stored, Tensor, Values, Written,
 };
 
 /// The prefix of a model's names in PEFT.
@@ -93,7 +93,7 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
         let element = request.element.map_or_else(|| from.element(&tensor), Ok)?;
         all.push(Named { name: format!("{PREFIX}{name}"), tensor, element });
     }
-    let place = Place::new(out)?;
+    let place = PendingOutput::new(out)?;
     let dir = place.temporary();
     std::fs::create_dir(dir).map_err(|e| ExportError::create(dir, &e))?;
     let mut files = shards::write((dir, STEM), &all, u64::MAX, from)?;

@@ -10,7 +10,7 @@ use super::shards::{self, Named};
 use super::{names, write};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::tokenizer::splits::Split;
-use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Place, Stored, Written};
+use crate::format::export::{Architecture, Checkpoint, Element, ExportError, PendingOutput, Stored, Written};
 
 /// The parameters of an export.
 pub struct Request<'a> {
@@ -67,7 +67,7 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
     }
     // The first tensor is the embedding.
     let element = all.first().map_or(Element::F32, |one| one.element);
-    let place = Place::new(out)?;
+    let place = PendingOutput::new(out)?;
     let dir = place.temporary();
     std::fs::create_dir(dir).map_err(|e| ExportError::create(dir, &e))?;
     let mut files = shards::write((dir, "model"), &all, request.shard, from)?;

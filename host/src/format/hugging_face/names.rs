@@ -3,7 +3,7 @@
 use capful_core::model::transformer::Dialect;
 
 use crate::config::AnyFamily;
-use crate::format::export::{Architecture, Kind, Stored, Tensor};
+use crate::format::export::{Architecture, Stored, Tensor, WeightOrBias};
 
 /// The names of head and embedding of a model whose head is its embedding: some files have both.
 pub fn tied_head(family: &AnyFamily) -> Option<[&'static str; 2]> {
@@ -52,14 +52,14 @@ pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(Strin
 
 /// A layer's tensor, or a bias of `len` zeros if it has none: an architecture with a bias requires all biases of that
 /// kind.
-fn filled(tensor: Option<Tensor>, kind: Kind, wanted: bool, len: u32) -> Option<Tensor> {
-    tensor.or_else(|| (wanted && kind == Kind::Bias).then(|| Tensor::zeros(len.into())))
+fn filled(tensor: Option<Tensor>, kind: WeightOrBias, wanted: bool, len: u32) -> Option<Tensor> {
+    tensor.or_else(|| (wanted && kind == WeightOrBias::Bias).then(|| Tensor::zeros(len.into())))
 }
 
 /// Weight and bias of one name, as far as the model has them.
-fn pair(all: &mut Vec<(String, Tensor)>, name: &str, of: impl Fn(Kind) -> Option<Tensor>) {
+fn pair(all: &mut Vec<(String, Tensor)>, name: &str, of: impl Fn(WeightOrBias) -> Option<Tensor>) {
     let some = |kind, end| of(kind).map(|tensor| (format!("{name}.{end}"), tensor));
-    all.extend(some(Kind::Weight, "weight").into_iter().chain(some(Kind::Bias, "bias")));
+    all.extend(some(WeightOrBias::Weight, "weight").into_iter().chain(some(WeightOrBias::Bias, "bias")));
 }
 
 fn gpt_neox(stored: &Stored) -> Vec<(String, Tensor)> {

@@ -6,7 +6,7 @@ use capful_core::model::Transformer;
 #[cfg(feature = "neurogen")]
 use capful_core::model::neurogen::Module;
 use capful_core::model::transformer::{Biases, Dialect, Feed, Residual};
-use capful_core::ops::{Kind, NormKind, Pattern, RotaryScaling};
+use capful_core::ops::{NormKind, Pattern, PatternKind, RotaryScaling};
 use serde_json::{Value, json};
 
 use super::generation::Marks;
@@ -228,10 +228,10 @@ fn mixture(model: &Transformer) -> Value {
 fn block_sparse(model: &Transformer, pattern: &Pattern) -> Value {
     let mut config = mixture(model);
     let kind = match pattern.kind {
-        Kind::Dense => "dense",
-        Kind::Local => "local",
-        Kind::Global => "global",
-        Kind::Mixed => "mixed",
+        PatternKind::Dense => "dense",
+        PatternKind::Local => "local",
+        PatternKind::Global => "global",
+        PatternKind::Mixed => "mixed",
     };
     let Pattern { block, window, stride, .. } = pattern;
     config["attention"] = json!({ "pattern": kind, "block": block, "window": window, "stride": stride });

@@ -43,38 +43,38 @@ impl Tried {
 
 /// A kind of activation that can be added to a choice.
 #[derive(Clone, Copy)]
-enum Kind {
+enum NextChoice {
     /// Recomputed.
     Again(Activation),
     /// Stored in 8 bits.
     Eighths(EightBits),
 }
 
-impl Kind {
-    fn all() -> impl Iterator<Item = Kind> {
-        Activation::ALL.into_iter().map(Kind::Again).chain(EightBits::ALL.into_iter().map(Kind::Eighths))
+impl NextChoice {
+    fn all() -> impl Iterator<Item = NextChoice> {
+        Activation::ALL.into_iter().map(NextChoice::Again).chain(EightBits::ALL.into_iter().map(NextChoice::Eighths))
     }
 
     const fn of(self, set: model::Recompute) -> u16 {
         match self {
-            Kind::Again(kind) => set.layers(kind),
-            Kind::Eighths(kind) => set.eight_bits(kind),
+            NextChoice::Again(kind) => set.layers(kind),
+            NextChoice::Eighths(kind) => set.eight_bits(kind),
         }
     }
 
     const fn with(self, set: model::Recompute, layers: u16) -> model::Recompute {
         match self {
-            Kind::Again(kind) => set.with_layers(kind, layers),
-            Kind::Eighths(kind) => set.with_eight_bits(kind, layers),
+            NextChoice::Again(kind) => set.with_layers(kind, layers),
+            NextChoice::Eighths(kind) => set.with_eight_bits(kind, layers),
         }
     }
 }
 
 /// The fastest choice among those that fit only with one more kind in some layers: the choice, the kind, and the number
 /// of layers. Bytes and time grow linearly with the number of layers.
-fn some_layers(tried: &[Tried], most: u64, layers: u16) -> Option<(model::Recompute, Kind, u16)> {
+fn some_layers(tried: &[Tried], most: u64, layers: u16) -> Option<(model::Recompute, NextChoice, u16)> {
     let more = tried.iter().filter(|one| !one.fits(most)).flat_map(|less| {
-        let kinds = Kind::all().filter(|kind| kind.of(less.set()) == 0);
+        let kinds = NextChoice::all().filter(|kind| kind.of(less.set()) == 0);
         kinds.filter_map(move |kind| {
             let whole = kind.with(less.set(), model::Recompute::ALL_LAYERS);
             let all = tried.iter().find(|one| one.set() == whole).filter(|one| one.fits(most))?;

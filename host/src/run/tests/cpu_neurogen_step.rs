@@ -3,7 +3,7 @@
 
 use capful_core::device::{Rates, Single};
 use capful_core::memory::{Region, Role};
-use capful_core::model::neurogen::{Connectome, Rule};
+use capful_core::model::neurogen::{Connectome, SynapseLearning};
 use capful_core::model::{MicroBatch, NeuroGen, Products, Recompute};
 use capful_core::ops::{Cell, Chance, IGNORE, Pattern};
 use capful_core::optimizer::Optimizer;
@@ -63,7 +63,7 @@ fn model() -> NeuroGen {
         memory: 6,
         memory_decay: 0.9,
         gate: true,
-        rule: Rule::Eprop,
+        rule: SynapseLearning::Eprop,
         full: false,
         dopamine: 0.0,
         novelty: 0.0,
@@ -94,18 +94,18 @@ fn models() -> Vec<(&'static str, NeuroGen)> {
     let pipelined = wired(|c| c.pipelined = true);
     vec![
         ("eprop", base),
-        ("eprop-random", NeuroGen { rule: Rule::EpropRandom, ..base }),
-        ("bptt", NeuroGen { rule: Rule::Bptt, ..base }),
-        ("frozen", NeuroGen { rule: Rule::Frozen, ..base }),
+        ("eprop-random", NeuroGen { rule: SynapseLearning::EpropRandom, ..base }),
+        ("bptt", NeuroGen { rule: SynapseLearning::Bptt, ..base }),
+        ("frozen", NeuroGen { rule: SynapseLearning::Frozen, ..base }),
         ("full", NeuroGen { full: true, ..base }),
-        ("full bptt", NeuroGen { full: true, rule: Rule::Bptt, ..base }),
+        ("full bptt", NeuroGen { full: true, rule: SynapseLearning::Bptt, ..base }),
         ("no gate", NeuroGen { gate: false, ..base }),
         ("no memory", NeuroGen { memory: 0, ..base }),
         ("no skip", NeuroGen { skip: 0, ..base }),
         ("none of them", NeuroGen { skip: 0, memory: 0, gate: false, ..base }),
         ("modulated", modulated),
         ("pipelined", pipelined),
-        ("pipelined bptt", NeuroGen { rule: Rule::Bptt, ..pipelined }),
+        ("pipelined bptt", NeuroGen { rule: SynapseLearning::Bptt, ..pipelined }),
         ("no feedback", wired(|c| c.feedback = false)),
     ]
 }
@@ -231,7 +231,7 @@ fn whole_steps_agree_with_the_reference_and_threads_with_each_other() {
         }
         let spikes = expected.iter().filter(|(name, _)| name.contains("state.spikes"));
         assert!(spikes.flat_map(|(_, s)| s).sum::<f32>() > 0.0, "{what}: nothing fires");
-        let learns = model.rule != Rule::Frozen;
+        let learns = model.rule != SynapseLearning::Frozen;
         let moved = |(name, values): &(String, Vec<f32>)| {
             name.starts_with("gradient.modules.") && values.iter().any(|x| *x != 0.0)
         };

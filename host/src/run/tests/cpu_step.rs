@@ -2,7 +2,7 @@
 
 use capful_core::device::{Rates, Single};
 use capful_core::model::{EightBits, MicroBatch, Products, Recompute, Transformer};
-use capful_core::ops::{Chance, Dropout, IGNORE, Kind, Pattern};
+use capful_core::ops::{Chance, Dropout, IGNORE, Pattern, PatternKind};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 use capful_core::train::Settings;
@@ -98,7 +98,7 @@ fn apart(a: &[f32], b: &[f32]) -> f64 {
 
 #[test]
 fn whole_steps_agree_with_the_reference_and_threads_with_each_other() {
-    let patterns = [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed];
+    let patterns = [PatternKind::Dense, PatternKind::Local, PatternKind::Global, PatternKind::Mixed];
     let rounded = Recompute::FULL.with_eight_bits(EightBits::Input, 1);
     let recomputes = [Recompute::NONE, Recompute::CHEAP, Recompute::FULL, rounded];
     for (case, kind) in patterns.into_iter().enumerate() {

@@ -12,7 +12,7 @@ use crate::lock::Lock;
 /// An output under construction: next to its final path, under a hidden name. Dropping it removes a partial output;
 /// remains of a killed process are removed by the next export.
 #[derive(Debug)]
-pub struct Place {
+pub struct PendingOutput {
     out: PathBuf,
     temporary: PathBuf,
     done: bool,
@@ -20,12 +20,12 @@ pub struct Place {
     _lock: Lock,
 }
 
-impl Place {
+impl PendingOutput {
     /// Prepares the path `out`, where nothing may exist yet.
     ///
     /// # Errors
     /// The path exists already; it has no name, or is in a directory that does not exist.
-    pub fn new(out: &Path) -> Result<Place, ExportError> {
+    pub fn new(out: &Path) -> Result<PendingOutput, ExportError> {
         let refused = |what: &str| ExportError::Refused(format!("{}: {what}", out.display()));
         let name = out.file_name().ok_or_else(|| refused("it names no file or directory"))?;
         let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -40,7 +40,7 @@ impl Place {
         };
         let lock = Lock::take(&hidden(".lock")).map_err(|e| ExportError::create(out, &e))?;
         let lock = lock.ok_or_else(|| refused("another process writes it; wait for it or name another place"))?;
-        let place = Place { out: out.to_owned(), temporary: hidden(".tmp"), done: false, _lock: lock };
+        let place = PendingOutput { out: out.to_owned(), temporary: hidden(".tmp"), done: false, _lock: lock };
         place.remove();
         require_free(out)?;
         Ok(place)
@@ -72,7 +72,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PendingOutput {
     fn drop(&mut self) {
         if !self.done {
             self.remove();
