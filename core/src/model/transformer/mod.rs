@@ -1,9 +1,9 @@
 //! The transformer family as a configuration: Pythia, Llama and Yxanul are values of it, as is every mix of their
 //! parts.
 //!
-//! A layer adds attention and a feed-forward to the residual stream, each after a norm of its own: sequentially (`m = x
-//! + attention(norm₁ x)`, `x ← m + feed(norm₂ m)`) or in parallel (`x ← x + attention(norm₁ x) + feed(norm₂ x)`). A
-//! final norm gives h. With a rank r the embedding is `E[id] · Pᵀ` and the logits are `(h · P) · Eᵀ` (Lan et al. 2020);
+//! A layer adds attention and a feed-forward to the residual stream, each after a norm of its own: sequentially
+//! (`m = x + attention(norm₁ x)`, `x ← m + feed(norm₂ m)`) or in parallel (`x ← x + attention(norm₁ x) + feed(norm₂ x)`).
+//! A final norm gives h. With a rank r the embedding is `E[id] · Pᵀ` and the logits are `(h · P) · Eᵀ` (Lan et al. 2020);
 //! without one the logits are h times the embedding, or times a separate table of the head.
 
 mod adapters;
