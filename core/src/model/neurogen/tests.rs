@@ -95,8 +95,7 @@ fn what_cannot_be_done_is_said_and_is_no_failure_of_the_device() {
     unsupported(MODEL.micro_batch(&mut meter, &evaluated, &training, &MICRO, true), "not laid for training");
     unsupported(MODEL.update(&mut meter, &evaluated, None), "not laid for training");
     // Frozen parameters whose gradients are always formed.
-    let frozen =
-        optimizer.with(Group::Matrix, Recipe { rule: optimizer::Rule::Frozen, rate: 1.0, decay: 0.0 });
+    let frozen = optimizer.with(Group::Matrix, Recipe { rule: optimizer::Rule::Frozen, rate: 1.0, decay: 0.0 });
     let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, frozen), &mut layout);
     unsupported(MODEL.micro_batch(&mut meter, &lasting, &training, &MICRO, true), "forms every gradient");
     let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, optimizer.releasing(true)), &mut layout);
