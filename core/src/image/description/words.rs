@@ -20,6 +20,7 @@ pub trait Words {
     }
 
     /// The bits of the next floats.
+    #[cfg(feature = "neurogen")]
     fn floats<const N: usize>(&mut self, values: [&mut f32; N]) {
         values.into_iter().for_each(|value| self.float(value));
     }
