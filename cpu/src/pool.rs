@@ -158,7 +158,7 @@ fn spin_until(mut done: impl FnMut() -> bool) -> bool {
 /// Dropping the pool ends its threads and joins them.
 ///
 /// ```
-/// use capful_host::device::cpu::pool::Pool;
+/// use capful_cpu::pool::Pool;
 /// let mut pool = Pool::new(2);
 /// let mut squares = [0usize; 10];
 /// pool.chunks(&mut squares, 3, |_worker, chunk, part| {

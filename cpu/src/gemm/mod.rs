@@ -12,7 +12,7 @@
 //! row-major: `y = x · Wᵀ`, `dx = dy · W`, `dW += dyᵀ · x`:
 //!
 //! ```
-//! use capful_host::device::cpu::{gemm::{self, Matrix, MatrixMut, Update}, pool::Pool};
+//! use capful_cpu::{gemm::{self, Matrix, MatrixMut, Update}, pool::Pool};
 //! let (rows, inputs, outputs) = (2, 3, 2);
 //! let mut pool = Pool::new(2);
 //! let mut scratch = vec![0.0; gemm::scratch_len(rows, outputs, inputs, pool.threads())];

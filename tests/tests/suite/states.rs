@@ -114,10 +114,10 @@ fn states_of_a_checkpoint_become_those_of_the_run() {
         run(&format!("--steps 1 --states 8bit --out {}", name("to-f32")));
         for states in ["8bit", "f32"] {
             let went_on = run(&format!("--steps 2 --resume --states {states} --out {}", name(&format!("to-{states}"))));
-            assert!(went_on.err.contains(&format!(", this run in {states}: they are turned")), "{}", went_on.err);
+            assert!(went_on.err.contains(&format!(", this run in {states}: they are converted")), "{}", went_on.err);
             let again =
                 host(dir.path(), &format!("train --resume --steps 3 --out {}", name(&format!("to-{states}")))).ok();
-            assert!(!again.err.contains("turned"), "{}", again.err);
+            assert!(!again.err.contains("they are converted"), "{}", again.err);
         }
         let [coded, to_8bit, to_f32] = ["coded", "to-8bit", "to-f32"].map(|what| dir.path().join(name(what)));
         for other in [&to_8bit, &to_f32] {
