@@ -26,7 +26,7 @@
 //! cpu.memory.write(x, bytes(&[1.0, 2.0, 3.0, 4.0, 0.5, 0.5, 0.5, 0.5]))?;
 //! cpu.memory.write(weight, bytes(&[1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, -2.0]))?;
 //! cpu.run(&product).map_err(|e| e.to_string())?;
-//! let mut found = [0.0; 6];
+//! let mut found = [0f32; 6];
 //! cpu.memory.read(out, bytemuck::cast_slice_mut(&mut found))?;
 //! assert_eq!(found, [1.0, 10.0, -8.0, 0.5, 2.0, -1.0]);
 //! # Ok(())
