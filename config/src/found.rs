@@ -1,33 +1,34 @@
-//! What the disk and the machine say of what a run names. It is found once, and resolving and planning read nothing.
+//! Information about everything that a run names, from the disk and the machine. It is collected once; resolving and
+//! planning read nothing more.
 
 use super::{ConfigError, RawConfig, TokenizerChoice};
 
 /// What is known of a run's training source before it is opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FoundSource {
-    /// Whether something lies at its path.
+    /// Whether a file or directory exists at its path.
     pub exists: bool,
-    /// Documents of token shards, where it is such.
+    /// Number of documents in token shards, if the source consists of these.
     pub documents: Option<u64>,
-    /// Whether there are conversations among those.
+    /// Whether these documents include conversations.
     pub conversations: bool,
-    /// Bytes of its text, where they are known.
+    /// Bytes of its text, where known.
     pub text_bytes: Option<u64>,
-    /// What reading it takes at most beside its documents: a page of a parquet file, as it is stored and as it is read, or
-    /// the window of a compressed file.
+    /// The most memory for reading it in addition to its documents: a page of a parquet file, compressed and
+    /// uncompressed, or the window of a compressed file.
     pub page_bytes: u64,
 }
 
-/// What is found of all that a run names.
+/// The information about everything that a run names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
     /// Its training source.
     pub source: FoundSource,
-    /// The tokenizer's file, where one is named, or lies beside token shards and none is named.
+    /// The tokenizer's file, if one is named, or if none is named and one is stored next to token shards.
     pub tokenizer: Option<String>,
-    /// The ids that it has, where nobody asked for another number.
+    /// The tokenizer's number of ids, unless the user requested a number.
     pub vocab_size: Option<u32>,
-    /// Processors of this machine.
+    /// Number of processors of this machine.
     pub cores: u32,
 }
 

@@ -11,7 +11,7 @@ use capful_config::{
     Config, ConfigError, Found, FoundSource, Names, RawConfig, Source, Sources, TokenizerChoice, cores,
 };
 
-/// The configuration of `raw`, with what the disk says of what `raw` names.
+/// Resolves `raw` with the facts on the disk about the files that `raw` names.
 ///
 /// # Errors
 /// As [`Config::resolve_with`] and [`find`].
@@ -21,15 +21,15 @@ pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
     Config::resolve_with(raw, &found)
 }
 
-/// What the disk says of the source of `config`. What is wrong with it is said when it is opened.
+/// The facts on the disk about the training source of `config`. Errors are reported when the source is opened.
 pub fn source(config: &Config) -> FoundSource {
     all(&paths(&config.data.as_names()), &SourceOptions::of(config)).unwrap_or_default()
 }
 
-/// Of all sources together: what is known of every one.
+/// The facts that are known about every one of the sources.
 ///
 /// # Errors
-/// A disk that fails now and may not later: what is found decides the order of a run.
+/// A disk that fails: it may answer later, and the answer decides the order of a run.
 fn all(paths: &[PathBuf], options: &SourceOptions) -> Result<FoundSource, ConfigError> {
     let mut each = paths.iter().map(|path| read(path, options));
     let Some(first) = each.next() else { return Ok(FoundSource::default()) };
@@ -40,14 +40,16 @@ fn all(paths: &[PathBuf], options: &SourceOptions) -> Result<FoundSource, Config
             documents: sum.documents.zip(one.documents).map(|(sum, one)| sum + one),
             conversations: sum.conversations || one.conversations,
             text_bytes: sum.text_bytes.zip(one.text_bytes).map(|(sum, one)| sum + one),
-            // One is read after the other.
+            // Sources are read one after the other, so the largest page counts.
             page_bytes: sum.page_bytes.max(one.page_bytes),
         })
     })
 }
 
+/// The facts about one source.
+///
 /// # Errors
-/// A disk that fails now and may not later: what is found decides the order of a run.
+/// A disk that fails: it may answer later, and the answer decides the order of a run.
 fn read(path: &Path, options: &SourceOptions) -> Result<FoundSource, ConfigError> {
     let shards = known(Manifest::read(path))?.flatten();
     let files = known(Files::open(path, options))?;
@@ -60,16 +62,16 @@ fn read(path: &Path, options: &SourceOptions) -> Result<FoundSource, ConfigError
     })
 }
 
-/// Looks for what `raw` names.
+/// Looks for the source and the tokenizer that `raw` names.
 ///
 /// # Errors
-/// A tokenizer that is not there or cannot be read; a disk that fails.
+/// A tokenizer that is missing or cannot be read; a disk that fails.
 pub fn find(raw: &RawConfig) -> Result<Found, ConfigError> {
     let paths = raw.data.as_ref().map_or_else(Vec::new, paths);
     let named = raw.tokenizer.as_deref().map(TokenizerChoice::parse).transpose()?;
     let file = match named {
         Some(TokenizerChoice::File(path)) => Some(path),
-        // That of others must be the same.
+        // Other token shards of a mixture must have the same tokenizer.
         None => paths.iter().find_map(|path| beside(path).transpose()).transpose()?,
         Some(_) => None,
     };
@@ -80,14 +82,14 @@ pub fn find(raw: &RawConfig) -> Result<Found, ConfigError> {
         _ => None,
     };
     let source = match all(&paths, &options(raw)) {
-        // The order was said.
+        // The user set the order, so nothing depends on the source.
         Err(_) if raw.order.is_some() => FoundSource::default(),
         source => source?,
     };
     Ok(Found { source, tokenizer: file.map(|path| path.display().to_string()), vocab_size, cores: cores() })
 }
 
-/// The paths of sources that lie in files. What is wrong with weights is said by who decides them.
+/// The paths of sources in files. Wrong weights are reported when the configuration is resolved.
 fn paths(data: &Names) -> Vec<PathBuf> {
     let sources = Sources::read(data).unwrap_or_else(|_| Sources::one("tales"));
     let path = |name: &str| match name.parse() {
@@ -107,7 +109,7 @@ fn options(raw: &RawConfig) -> SourceOptions {
     }
 }
 
-/// The tokenizer that lies beside token shards, where a source is such.
+/// The tokenizer next to token shards, if a source consists of these.
 fn beside(path: &Path) -> Result<Option<PathBuf>, ConfigError> {
     if !path.join(MANIFEST).is_file() {
         return Ok(None);
@@ -122,8 +124,8 @@ fn beside(path: &Path) -> Result<Option<PathBuf>, ConfigError> {
     Ok(Some(path))
 }
 
-/// What was read of a source. What is wrong with it is said when it is opened; but a disk that fails now and not then would
-/// decide the order of a run.
+/// The result of reading a source. Errors of the source are reported when it is opened; but a disk error that is only
+/// temporary would change the order of a run.
 fn known<T>(read: Result<T, SourceError>) -> Result<Option<T>, ConfigError> {
     match read {
         Err(e @ SourceError::Unreadable { .. }) => Err(ConfigError(e.to_string())),
